@@ -1,0 +1,304 @@
+"""Settings, read once.
+
+A project configures awa with one dict, ``AWA``; every key has a default. Durations are
+``timedelta`` or a number of seconds. :func:`get_settings` builds the frozen value on first use and
+again after ``setting_changed``; everything below takes it as an argument. A wrong value raises
+:class:`~awa_django.errors.ConfigurationError` naming the key; ``manage.py check`` reports all
+of them at once (``awa.E001``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from awa_django.errors import ConfigurationError
+from awa_django.queue_names import queue_name_fault
+
+__all__ = ["QueueConfig", "RateLimit", "Settings", "get_settings", "setting_faults"]
+
+
+def _seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most ``max_rate`` jobs a second, after a burst; ``burst`` 0 means one second's worth."""
+
+    max_rate: float
+    burst: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a full bucket holds."""
+        return self.burst or max(1, math.ceil(self.max_rate))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """How this process works on one queue (contract: runtime/dispatcher section 1)."""
+
+    name: str
+    #: Jobs that run at once; 0 claims nothing.
+    max_workers: int = 50
+    #: Each attempt's time limit in the database; zero means none, and claims are compact receipts.
+    deadline: timedelta = timedelta(0)
+    #: Waiting this long raises a job by one priority level; zero turns it off.
+    priority_aging_interval: timedelta = timedelta(seconds=60)
+    #: Jobs that one claim takes at most.
+    claim_batch_size: int = 512
+    rate_limit: RateLimit | None = None
+    #: Whether failures go to the dead-letter table; None follows ``DLQ_ENABLED``.
+    dlq_enabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting of awa_django. The field names are the keys of ``AWA`` in lower case."""
+
+    #: Alias of the database that holds schema ``awa``.
+    database: str = "default"
+    #: Queues that a worker serves when the command line names none.
+    queues: Mapping[str, QueueConfig] = field(default_factory=lambda: {"default": QueueConfig("default")})
+    #: Modules looked for in every installed app when Django starts.
+    autodiscover: tuple[str, ...] = ("jobs", "tasks")
+    #: What happens to a job whose kind this worker does not know: "defer" or "fail".
+    unknown_kind: str = "defer"
+    #: How long an unknown kind is put off before it fails.
+    unknown_kind_grace: timedelta = timedelta(hours=24)
+    #: Whether failures of queues without a policy of their own go to the dead-letter table.
+    dlq_enabled: bool = False
+    #: Whether a RetryAfter in the last attempt fails the job.
+    retry_after_exhausts: bool = False
+    #: Whether a rescue in the last attempt fails the job.
+    rescue_exhausts: bool = False
+    #: Between two looks at a queue when notifications do not reach this worker.
+    poll_interval: timedelta = timedelta(milliseconds=200)
+    #: Between two looks at a queue while notifications arrive.
+    listen_poll_interval: timedelta = timedelta(seconds=5)
+    #: Whether to use LISTEN; turn it off behind a pooler that hands out a session per transaction.
+    listen: bool = True
+    heartbeat_interval: timedelta = timedelta(seconds=30)
+    #: An attempt without a sign of life for this long is taken away; at least three heartbeats.
+    stale_after: timedelta = timedelta(seconds=90)
+    rescue_interval: timedelta = timedelta(seconds=30)
+    promote_interval: timedelta = timedelta(milliseconds=250)
+    leader_election_interval: timedelta = timedelta(seconds=10)
+    leader_check_interval: timedelta = timedelta(seconds=30)
+    #: Between two rotations of the claim and lease rings.
+    ring_rotate_interval: timedelta = timedelta(seconds=1)
+    #: How long finished jobs stay readable, while our worker leads.
+    completed_retention: timedelta = timedelta(hours=24)
+    #: Finished jobs kept at most, while our worker leads.
+    history_max_rows: int = 5_000_000
+    #: How long failed jobs are carried forward when their part of the history is pruned.
+    failed_retention: timedelta = timedelta(hours=72)
+    dlq_retention: timedelta = timedelta(days=30)
+    descriptor_retention: timedelta = timedelta(days=30)
+    instance_retention: timedelta = timedelta(hours=24)
+    cleanup_interval: timedelta = timedelta(seconds=60)
+    rollup_interval: timedelta = timedelta(seconds=30)
+    orphan_sweep_interval: timedelta = timedelta(hours=1)
+    snapshot_interval: timedelta = timedelta(seconds=10)
+    #: Grace time after the first TERM or INT.
+    drain_timeout: timedelta = timedelta(seconds=30)
+    #: Outcomes that one settling transaction writes at most.
+    settle_batch_size: int = 512
+
+    def queue(self, name: str) -> QueueConfig:
+        """The configuration of one queue; defaults for a queue that no setting names."""
+        return self.queues.get(name) or QueueConfig(name)
+
+    def dead_letters(self, queue: str) -> bool:
+        """Whether failures of this queue go to the dead-letter table."""
+        own = self.queue(queue).dlq_enabled
+        return self.dlq_enabled if own is None else own
+
+
+class _Fault(Exception):
+    """One wrong setting: the key's path and what is wrong with it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+
+
+def _unknown(path: str, key: object, known: list[str]) -> _Fault:
+    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    return _Fault(f"{path}[{key!r}]", f"unknown key{hint}")
+
+
+def _duration(path: str, value: object, *, zero: bool = False) -> timedelta:
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        raise _Fault(path, f"a duration is a timedelta or a number of seconds, not {value!r}")
+    try:
+        span = value if isinstance(value, timedelta) else _seconds(value)
+    except (OverflowError, ValueError):
+        raise _Fault(path, f"{value!r} seconds is no usable duration") from None
+    if span < timedelta(0) or (not span and not zero):
+        raise _Fault(path, f"a duration {'of zero or more' if zero else 'above zero'} is needed, not {value!r}")
+    return span
+
+
+def _count(path: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _Fault(path, f"a whole number of at least {least} is needed, not {value!r}")
+    return value
+
+
+def _flag(path: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Fault(path, f"True or False is needed, not {value!r}")
+    return value
+
+
+def _rate_limit(path: str, value: object) -> RateLimit | None:
+    if value is None or isinstance(value, RateLimit):
+        return value
+    if not isinstance(value, Mapping):
+        raise _Fault(path, f"a rate limit is a dict with max_rate and burst, not {value!r}")
+    for key in value:
+        if key not in ("max_rate", "burst"):
+            raise _unknown(path, key, ["max_rate", "burst"])
+    rate = value.get("max_rate")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise _Fault(f"{path}['max_rate']", f"jobs a second above zero are needed, not {rate!r}")
+    return RateLimit(float(rate), _count(f"{path}['burst']", value.get("burst", 0), 0))
+
+
+#: Options of one queue: name to (default source, parser).
+_ZERO_ALLOWED = frozenset({"deadline", "priority_aging_interval", "descriptor_retention", "failed_retention"})
+_LEAST = {"max_workers": 0}
+
+
+def _queue(path: str, name: object, options: object) -> QueueConfig:
+    if not isinstance(name, str):
+        raise _Fault(path, f"a queue name is text, not {name!r}")
+    if fault := queue_name_fault(name):
+        raise _Fault(f"{path}[{name!r}]", fault)
+    path = f"{path}[{name!r}]"
+    if isinstance(options, QueueConfig):
+        return options
+    if isinstance(options, int) and not isinstance(options, bool):
+        options = {"max_workers": options}
+    if not isinstance(options, Mapping):
+        raise _Fault(path, f"options of a queue are a dict or a number of workers, not {options!r}")
+    known = [item.name for item in fields(QueueConfig) if item.name != "name"]
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in known:
+            raise _unknown(path, key, known)
+        values[key] = _value(f"{path}[{key!r}]", key, value)
+    return QueueConfig(name, **values)
+
+
+def _queues(path: str, value: object) -> dict[str, QueueConfig]:
+    if not isinstance(value, Mapping) or not value:
+        raise _Fault(path, f"a dict from queue name to its options is needed, not {value!r}")
+    return {name: _queue(path, name, options) for name, options in value.items()}
+
+
+def _text(path: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _Fault(path, f"text is needed, not {value!r}")
+    return value
+
+
+def _value(path: str, key: str, value: object) -> object:
+    """One setting or queue option, checked by its name or by the type of its default."""
+    match key:
+        case "queues":
+            return _queues(path, value)
+        case "autodiscover":
+            if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+                raise _Fault(path, f"a list of module names is needed, not {value!r}")
+            return tuple(value)
+        case "unknown_kind":
+            if value not in ("defer", "fail"):
+                raise _Fault(path, f"'defer' or 'fail' is needed, not {value!r}")
+            return value
+        case "rate_limit":
+            return _rate_limit(path, value)
+        case "dlq_enabled" if value is None:
+            return None
+    default = _DEFAULTS[key]
+    if isinstance(default, bool) or default is None:
+        return _flag(path, value)
+    if isinstance(default, timedelta):
+        return _duration(path, value, zero=key in _ZERO_ALLOWED)
+    if isinstance(default, int):
+        return _count(path, value, _LEAST.get(key, 1))
+    return _text(path, value)
+
+
+_DEFAULTS: dict[str, object] = {
+    item.name: item.default
+    for owner in (QueueConfig, Settings)
+    for item in fields(owner)
+    if item.default is not MISSING
+}
+
+
+def _parse(raw: object) -> Iterator[tuple[str, object] | _Fault]:
+    if not isinstance(raw, Mapping):
+        yield _Fault("AWA", f"a dict is needed, not {raw!r}")
+        return
+    known = {item.name.upper(): item.name for item in fields(Settings)}
+    for key, value in raw.items():
+        if key not in known:
+            yield _unknown("AWA", key, list(known))
+            continue
+        name = known[key]
+        try:
+            yield name, _value(f"AWA[{key!r}]", name, value)
+        except _Fault as fault:
+            yield fault
+
+
+def _build(raw: object) -> tuple[Settings, list[str]]:
+    """The settings that could be read, and what is wrong with the others."""
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for item in _parse(raw):
+        if isinstance(item, _Fault):
+            faults.append(str(item))
+        else:
+            values[item[0]] = item[1]
+    settings = Settings(**values)
+    if not faults and settings.stale_after < 3 * settings.heartbeat_interval:
+        faults.append(
+            f"AWA['STALE_AFTER']: {settings.stale_after} is under three heartbeats of "
+            f"{settings.heartbeat_interval}; live attempts would be taken away"
+        )
+    return settings, faults
+
+
+def setting_faults() -> list[str]:
+    """What is wrong with ``settings.AWA``, a line for each fault; for the system check."""
+    return _build(getattr(django_settings, "AWA", {}))[1]
+
+
+@cache
+def get_settings() -> Settings:
+    """The project's settings. Raises ``ConfigurationError`` naming every wrong key."""
+    settings, faults = _build(getattr(django_settings, "AWA", {}))
+    if faults:
+        raise ConfigurationError("\n".join(faults))
+    return settings
+
+
+def _forget(*, setting: str, **kwargs: object) -> None:
+    if setting == "AWA":
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="awa_django.conf")

@@ -1,0 +1,62 @@
+"""Connections: the caller's for what belongs to a transaction of theirs, own ones for the worker.
+
+A worker's statements run on sessions that no handler can touch. They are made from the Django
+alias's parameters, without Django's wrapper, pool or cursor class, so that a LISTEN or a
+session lock ends with the connection that took it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import psycopg
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from awa_django.errors import ConfigurationError
+
+__all__ = ["connect", "plain_cursor", "postgres"]
+
+
+def postgres(using: str) -> BaseDatabaseWrapper:
+    """Django's connection of an alias; raises ``ConfigurationError`` unless it is PostgreSQL."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        raise ConfigurationError(
+            f"AWA['DATABASE'] is {using!r}, a {connection.vendor} database; awa needs PostgreSQL 14 or newer"
+        )
+    return connection
+
+
+def plain_cursor(using: str) -> psycopg.Cursor[Any]:
+    """A driver cursor with server-side binding on Django's own session of this alias.
+
+    It shares the caller's transaction. Database errors arrive as the driver's, not as ``django.db``'s:
+    wrap the block in ``connections[using].wrap_database_errors`` where callers see them.
+    """
+    connection = postgres(using)
+    connection.ensure_connection()
+    return psycopg.Cursor(cast("psycopg.Connection[Any]", connection.connection))
+
+
+def connect(using: str, *, application_name: str, prepare: bool = True) -> psycopg.Connection[Any]:
+    """Open a session of the worker's own, in autocommit, with the parameters of a Django alias.
+
+    ``prepare`` off sends every statement unprepared, as a pooler that hands out a session per transaction needs.
+    """
+    params = dict(postgres(using).get_connection_params())
+    for own in ("cursor_factory", "context", "prepare_threshold"):
+        params.pop(own, None)
+    params.setdefault("keepalives_idle", 30)
+    params.setdefault("keepalives_interval", 10)
+    params.setdefault("keepalives_count", 3)
+    params.setdefault("connect_timeout", 10)
+    params["application_name"] = application_name
+    connection: psycopg.Connection[Any] = psycopg.connect(
+        **params, autocommit=True, prepare_threshold=0 if prepare else None
+    )
+    if prepare:
+        # Statements over partitioned rings plan for longer than they run; the generic plan prunes at run
+        # time. Behind such a pooler the setting would stay with a session that others get next.
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+    return connection

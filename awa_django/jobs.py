@@ -1,0 +1,275 @@
+"""The values that travel between producers, planes and workers.
+
+``JobInsert`` is a job to be stored, ``Attempt`` one execution as it was claimed, ``Taken`` a job
+lifted off its place, ``Landing`` where it goes next, ``Landed`` what was written, and ``Job``
+what people see of any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from awa_django.states import JobState
+
+__all__ = ["Attempt", "Job", "JobInsert", "JsonValue", "Landed", "Landing", "Taken", "join_payload"]
+
+JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+#: Metadata under which our own marks and results are kept; readable by every client.
+RESULT_KEY = "_awa_django_result"
+UNKNOWN_KIND_KEY = "_awa_django_unknown_kind"
+
+DEFAULT_PRIORITY = 2
+DEFAULT_MAX_ATTEMPTS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class JobInsert:
+    """A validated job, ready to be stored. Everything in it is plain JSON or a plain value.
+
+    ``run_at`` set means the job starts as ``scheduled``, even for an instant in the past.
+    ``unique_key`` (16 bytes) and ``unique_states`` (eight characters, leftmost ``scheduled``) come together.
+    """
+
+    kind: str
+    args: JsonValue
+    queue: str = "default"
+    priority: int = DEFAULT_PRIORITY
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    run_at: datetime | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    unique_key: bytes | None = None
+    unique_states: str | None = None
+    ordering_key: bytes | None = None
+
+    @property
+    def state(self) -> JobState:
+        """The state the job is stored in."""
+        return JobState.AVAILABLE if self.run_at is None else JobState.SCHEDULED
+
+
+def claims(unique_key: bytes | None, unique_states: str | None, state: JobState) -> bool:
+    """Whether a job with this key and mask holds its key in this state."""
+    return unique_key is not None and unique_states is not None and unique_states[state.bit] == "1"
+
+
+def join_payload(
+    metadata: Mapping[str, Any], tags: Sequence[str], errors: Sequence[Mapping[str, Any]], progress: JsonValue
+) -> dict[str, Any] | None:
+    """The compact form of a job's ``payload``: defaults left out, None when nothing is left.
+
+    (contract: queue-storage/layout section 3)
+    """
+    payload: dict[str, Any] = {}
+    if metadata:
+        payload["metadata"] = dict(metadata)
+    if tags:
+        payload["tags"] = list(tags)
+    if errors:
+        payload["errors"] = list(errors)
+    if progress is not None:
+        payload["progress"] = progress
+    return payload or None
+
+
+class Attempt(NamedTuple):
+    """One execution as it was claimed; identified by ``(job_id, run_lease)``.
+
+    ``priority`` is the effective, possibly aged one; ``lane_priority`` the job's own. ``batch_id`` and
+    ``batch_index`` are None for an attempt with a deadline, whose receipt is a row.
+    """
+
+    job_id: int
+    run_lease: int
+    kind: str
+    queue: str
+    args: JsonValue
+    attempt: int
+    max_attempts: int
+    priority: int
+    lane_priority: int
+    ready_slot: int
+    ready_generation: int
+    lane_seq: int
+    enqueue_shard: int
+    claim_slot: int
+    receipt_id: int
+    batch_id: int | None
+    batch_index: int | None
+    run_at: datetime
+    deadline_at: datetime | None
+    attempted_at: datetime | None
+    created_at: datetime
+    unique_key: bytes | None
+    unique_states: str | None
+    payload: Mapping[str, Any] | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a failure of this attempt is final."""
+        return self.attempt >= self.max_attempts
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The stored metadata."""
+        return (self.payload or {}).get("metadata") or {}
+
+    @property
+    def job(self) -> Job:
+        """The claimed job as people see it."""
+        payload = self.payload or {}
+        metadata = dict(payload.get("metadata") or {})
+        if self.priority != self.lane_priority:
+            metadata.setdefault("_awa_original_priority", self.lane_priority)
+        return Job(
+            id=self.job_id,
+            kind=self.kind,
+            queue=self.queue,
+            args=self.args,
+            state=JobState.RUNNING,
+            priority=self.priority,
+            attempt=self.attempt,
+            max_attempts=self.max_attempts,
+            run_at=self.run_at,
+            created_at=self.created_at,
+            attempted_at=self.attempted_at,
+            deadline_at=self.deadline_at,
+            metadata=metadata,
+            tags=tuple(payload.get("tags") or ()),
+            errors=tuple(payload.get("errors") or ()),
+            progress=payload.get("progress"),
+            run_lease=self.run_lease,
+            unique_key=self.unique_key,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as handlers, follow-ups and operators see it. A copy: changing it changes nothing stored."""
+
+    id: int
+    kind: str
+    queue: str
+    args: JsonValue
+    state: JobState
+    priority: int
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    created_at: datetime
+    attempted_at: datetime | None = None
+    finalized_at: datetime | None = None
+    deadline_at: datetime | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    errors: tuple[Mapping[str, Any], ...] = ()
+    progress: JsonValue = None
+    run_lease: int = 0
+    unique_key: bytes | None = None
+    #: True when an enqueue found this job already holding the unique key instead of storing a new one.
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A job lifted off its place, with all that any next place needs.
+
+    ``lane_seq`` is None for a job that had no lane position (it was deferred). ``taken_at`` is the
+    database's clock, one value for all jobs taken together.
+    """
+
+    job_id: int
+    run_lease: int
+    kind: str
+    queue: str
+    args: JsonValue
+    state: JobState
+    priority: int
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    attempted_at: datetime | None
+    created_at: datetime
+    unique_key: bytes | None
+    unique_states: str | None
+    metadata: Mapping[str, Any]
+    tags: tuple[str, ...]
+    errors: tuple[Mapping[str, Any], ...]
+    progress: JsonValue
+    taken_at: datetime
+    ready_slot: int | None = None
+    ready_generation: int | None = None
+    enqueue_shard: int = 0
+    lane_seq: int | None = None
+    finalized_at: datetime | None = None
+    stored_payload: Mapping[str, Any] | None = None
+
+    def claims(self, state: JobState) -> bool:
+        """Whether the job holds its unique key in this state."""
+        return claims(self.unique_key, self.unique_states, state)
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a taken job goes, decided before any further SQL.
+
+    ``delay`` counts from ``taken.taken_at`` in seconds; None with ``state`` retryable means the database's
+    backoff. ``errors``, ``metadata`` and ``progress`` are complete, not additions. ``dlq_reason`` set
+    means the dead-letter table.
+    """
+
+    taken: Taken
+    state: JobState
+    attempt: int
+    errors: tuple[Mapping[str, Any], ...]
+    metadata: Mapping[str, Any]
+    progress: JsonValue = None
+    delay: float | None = None
+    finalized_at: datetime | None = None
+    dlq_reason: str | None = None
+    keeps_unique: bool = True
+
+    def replace(self, **changes: Any) -> Landing:
+        """The same landing with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A transition that was written: what it was, and where the job is now.
+
+    ``duplicate`` says that the job lost its unique key to a newer one and ended cancelled instead.
+    """
+
+    landing: Landing
+    run_at: datetime
+    duplicate: bool = False
+
+    @property
+    def job(self) -> Job:
+        """The job as the transition left it."""
+        landing, taken = self.landing, self.landing.taken
+        return Job(
+            id=taken.job_id,
+            kind=taken.kind,
+            queue=taken.queue,
+            args=taken.args,
+            state=landing.state,
+            priority=taken.priority,
+            attempt=landing.attempt,
+            max_attempts=taken.max_attempts,
+            run_at=self.run_at,
+            created_at=taken.created_at,
+            attempted_at=taken.attempted_at,
+            finalized_at=landing.finalized_at,
+            metadata=landing.metadata,
+            tags=taken.tags,
+            errors=landing.errors,
+            progress=landing.progress,
+            run_lease=taken.run_lease,
+            unique_key=taken.unique_key,
+        )

@@ -1,0 +1,126 @@
+"""What a handler may return or raise, and what else can end an attempt.
+
+A handler returns one of :class:`RetryAfter`, :class:`Snooze`, :class:`Cancel`,
+:class:`WaitForCallback`, or anything else for success. The executor turns what happened
+into one :class:`Outcome`; :func:`awa_django.transitions.plan` decides where it leads.
+(contract: runtime/outcomes section 1)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+__all__ = [
+    "Cancel",
+    "Completed",
+    "DeadlineExceeded",
+    "Exhausted",
+    "Failed",
+    "Outcome",
+    "Rescued",
+    "RetryAfter",
+    "Snooze",
+    "Terminal",
+    "WaitForCallback",
+]
+
+#: Longer delays are a mistake in units, not a plan.
+MAX_DELAY_SECONDS = 100 * 365.25 * 86400
+
+
+def delay_seconds(delay: float | timedelta, what: str) -> float:
+    """A delay in seconds with its fraction kept; negative becomes 0.
+
+    Raises ``ValueError`` for NaN, infinity and more than 100 years.
+    """
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    if not math.isfinite(seconds) or seconds > MAX_DELAY_SECONDS:
+        raise ValueError(f"{what}: a delay is a finite number of seconds below 100 years, not {delay!r}")
+    return max(seconds, 0.0)
+
+
+class Outcome:
+    """How one attempt ended."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(Outcome):
+    """The handler returned. ``result`` is kept only where the job asks for it."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RetryAfter(Outcome):
+    """Run again after a delay; the attempt counts, no error is recorded."""
+
+    seconds: float
+
+    def __init__(self, delay: float | timedelta) -> None:
+        object.__setattr__(self, "seconds", delay_seconds(delay, "RetryAfter"))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Snooze(Outcome):
+    """Run again after a delay as if this attempt had not happened."""
+
+    seconds: float
+
+    def __init__(self, delay: float | timedelta) -> None:
+        object.__setattr__(self, "seconds", delay_seconds(delay, "Snooze"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Outcome):
+    """Stop here; the job ends cancelled with this reason."""
+
+    reason: str = "cancelled by handler"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForCallback(Outcome):
+    """Park the attempt until somebody outside resolves this callback."""
+
+    token: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Outcome):
+    """An exception; retried with backoff while attempts are left."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted(Outcome):
+    """An exception in the last attempt."""
+
+    error: str
+    dlq_reason: ClassVar[str] = "max_attempts_exhausted"
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal(Outcome):
+    """A failure that no further attempt can mend."""
+
+    error: str
+    dlq_reason: ClassVar[str] = "terminal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued(Outcome):
+    """The worker went quiet; somebody else takes the attempt away."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineExceeded(Outcome):
+    """The attempt outlived the deadline it was claimed with."""
+
+    error: str = "hard deadline exceeded"

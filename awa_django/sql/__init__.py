@@ -1,0 +1,44 @@
+"""Named SQL statements, read from the files beside this module.
+
+A file holds several statements, each under a line ``-- name: take_stale``. The name stays in
+the text that is sent, so ``pg_stat_activity`` and the server's log show it. Files run as they
+are in psql, save that values are written ``%(name)s``.
+
+A *slot* names a ring child: ``awa.done_entries/*_slot*/`` is the parent table as written and
+``awa.done_entries_3`` once rendered with ``slot=3``. Rendered texts are cached, so the driver
+can keep them prepared.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import LiteralString, cast
+
+__all__ = ["statement", "statements"]
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_SLOT = "/*_slot*/"
+
+
+@cache
+def statements(subject: str) -> dict[str, LiteralString]:
+    """Every statement of one file, by name; ``subject`` is its path without ``.sql``."""
+    text = files(__package__).joinpath(f"{subject}.sql").read_text(encoding="utf-8")
+    parts = _NAME.split(text)
+    found: dict[str, LiteralString] = {}
+    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+        if name in found:
+            raise ValueError(f"sql/{subject}.sql names {name!r} twice")
+        found[name] = cast(LiteralString, f"-- name: {name}\n{body.strip().rstrip(';')}")
+    return found
+
+
+@cache
+def statement(subject: str, name: str, *, slot: int | None = None) -> LiteralString:
+    """One statement, with its ring child filled in if ``slot`` is given."""
+    text = statements(subject)[name]
+    if slot is None:
+        return text
+    return cast(LiteralString, text.replace(_SLOT, f"_{slot:d}"))

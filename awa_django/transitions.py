@@ -91,7 +91,8 @@ class Transition:
     """The end of one attempt, decided before any SQL runs.
 
     ``progress`` is the handler's last value, None when it never set one. ``metadata`` is merged into
-    the stored one. ``dead_letter`` sends a final failure to the dead-letter table.
+    the stored one. ``dead_letter`` sends a final failure to the dead-letter table. ``left_state`` says that
+    the worker may have written a heartbeat, progress or a lease for the attempt.
     """
 
     attempt: Attempt
@@ -100,6 +101,7 @@ class Transition:
     progress: JsonValue = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     dead_letter: bool = False
+    left_state: bool = True
 
     @property
     def closes(self) -> str:
@@ -120,6 +122,7 @@ def plan(
     metadata: Mapping[str, Any] | None = None,
     dead_letters: bool = False,
     retry_after_exhausts: bool = False,
+    left_state: bool = True,
 ) -> Transition:
     """Decide where one attempt leads.
 
@@ -132,7 +135,13 @@ def plan(
             outcome = Exhausted(f"RetryAfter({outcome.seconds:g} s) in the last attempt")
     rule = RULES[type(outcome)]
     return Transition(
-        attempt, outcome, rule, progress, metadata or {}, dead_letters and rule.dlq_reason is not None
+        attempt,
+        outcome,
+        rule,
+        progress,
+        metadata or {},
+        dead_letters and rule.dlq_reason is not None,
+        left_state,
     )
 
 

@@ -9,10 +9,10 @@ rules need a fresh snapshot after a lock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -20,9 +20,17 @@ from awa_django.jobs import Attempt, JobInsert, JsonValue, Landed, Landing, Take
 from awa_django.states import JobState
 from awa_django.transitions import Transition
 
-__all__ = ["Beat", "Cursor", "Due", "Guard", "Leases", "PastDeadline", "Plane", "Stale"]
+__all__ = ["Beat", "Cursor", "Due", "Guard", "Leases", "PastDeadline", "Plane", "Settlement", "Stale", "send"]
 
 Cursor = psycopg.Cursor[Any]
+
+
+def send(cursor: Cursor, query: LiteralString, parameters: Mapping[str, Any]) -> None:
+    """Execute a statement whose rows nobody wants, without waiting for it where the session is in pipeline mode.
+
+    It has a cursor of its own, so that its result cannot be taken for that of the next statement.
+    """
+    psycopg.Cursor(cursor.connection).execute(query, parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,20 @@ Guard = Leases | Stale | PastDeadline | Due
 
 
 @dataclass(frozen=True, slots=True)
+class Settlement:
+    """What came of a batch of transitions.
+
+    ``completed`` are successes written without reading the job back, all at ``finalized_at``; ``landed`` are
+    the others. ``stale`` had moved on and left no trace.
+    """
+
+    completed: Sequence[Transition] = ()
+    finalized_at: datetime | None = None
+    landed: Sequence[Landed] = ()
+    stale: Sequence[Transition] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """A sign of life of one attempt; ``progress`` only if it changed since the last one."""
 
@@ -100,8 +122,8 @@ class Plane(ABC):
         """Put taken jobs where they go; unique claims follow, and a conflict ends a job as a cancelled duplicate."""
 
     @abstractmethod
-    def settle(self, cursor: Cursor, transitions: Sequence[Transition]) -> list[Landed]:
-        """Write the ends of attempts. The answer holds those that were still current, in any order."""
+    def settle(self, cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
+        """Write the ends of attempts. Every transition is in exactly one part of the answer, in any order."""
 
     @abstractmethod
     def heartbeat(self, cursor: Cursor, beats: Sequence[Beat]) -> set[tuple[int, int]]:

@@ -1,8 +1,8 @@
 -- Functions of their arguments alone, apart from the dice in one of them.
 -- contract: control-functions, section 1
 
--- Whether a job claims its unique key in this state. Bits are numbered from the left, in enum order. A mask too
--- short for the state's bit is an error (2202E): the argument type has no length.
+-- Whether a job claims its unique key in this state. Bits are numbered from the left, in enum order. A
+-- mask too short for the state's bit is an error (2202E): the argument type has no length.
 CREATE OR REPLACE FUNCTION awa.job_state_in_bitmask(bitmask bit, state awa.job_state)
 RETURNS boolean
 LANGUAGE sql
@@ -21,17 +21,20 @@ BEGIN ATOMIC
     END;
 END;
 
--- How long a failed attempt waits for its next one: 2^attempt seconds and up to a quarter more, at most 24 hours.
--- The exponent is clamped before the power is taken, since max_attempts goes up to 1000 and intervals do not go
--- up to 2^1000 seconds; below -30 nothing is left of a microsecond. GREATEST and LEAST pass over a NULL attempt,
--- which so waits the full 24 hours.
+-- How long a failed attempt waits for its next one: 2^attempt seconds and up to a quarter more, at most 24
+-- hours. The exponent is clamped before the power is taken, since max_attempts goes up to 1000 and
+-- intervals do not go up to 2^1000 seconds; below -30 nothing is left of a microsecond. GREATEST and LEAST
+-- pass over a NULL attempt, which so waits the full 24 hours.
 CREATE OR REPLACE FUNCTION awa.backoff_duration(attempt smallint, max_attempts smallint)
 RETURNS interval
 LANGUAGE sql
 VOLATILE
 BEGIN ATOMIC
     SELECT make_interval(
-        secs => LEAST(power(2, GREATEST(LEAST(attempt, 17), -30)::double precision) * (1 + random() / 4), 86400)
+        secs => LEAST(
+            power(2::double precision, GREATEST(LEAST(attempt, 17), -30)) * (1 + random() / 4),
+            86400
+        )
     );
 END;
 

@@ -1,8 +1,9 @@
 -- Unique claims: which job holds a key.
 -- contract: control-functions, section 4
 
--- Keeps the claims of canonical rows. A row claims its key while its mask has the bit of its state. Release comes
--- before acquire, so a row that moves between the tables in one statement never meets its own claim.
+-- Keeps the claims of canonical rows. A row claims its key while its mask has the bit of its state.
+-- Release comes before acquire, so a row that moves between the tables in one statement never meets its
+-- own claim.
 CREATE OR REPLACE FUNCTION awa.sync_job_unique_claims()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -53,8 +54,8 @@ BEGIN
 END
 $$;
 
--- Releases the claim of a queue-storage row, whose mask is text, when it leaves the given state. No claim is no
--- error.
+-- Releases the claim of a queue-storage row, whose mask is text, when it leaves the given state. No claim
+-- is no error, and neither is a short mask, whose missing bits are zeros.
 CREATE OR REPLACE FUNCTION awa.release_queue_storage_unique_claim(
     p_job_id bigint,
     p_unique_key bytea,
@@ -66,7 +67,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, awa, public
 AS $$
 BEGIN
-    IF awa.job_state_in_bitmask(p_unique_states::bit varying, p_state) THEN
+    IF awa.job_state_in_bitmask(p_unique_states::bit(8), p_state) THEN
         DELETE FROM awa.job_unique_claims
         WHERE unique_key = p_unique_key AND job_id = p_job_id;
     END IF;

@@ -1,10 +1,10 @@
--- Cached counters of canonical rows. Triggers only append marks, and one process counts: counting in the triggers
--- would serialise the transitions of a queue's jobs on its counter row.
+-- Cached counters of canonical rows. Triggers only append marks, and one process counts: counting in the
+-- triggers would serialise the transitions of a queue's jobs on its counter row.
 -- contract: control-functions, section 5
 --
--- Other clients decide by the source text of five functions here whether to replace them (contract: schema,
--- section 2.2). Their bodies name admin_dirty_queue_marks, and the body of refresh_admin_metadata is free of the
--- statement that empties a table at once; keep both so.
+-- Other clients decide by the source text of five functions here whether to replace them (contract:
+-- schema, section 2.2). Their bodies name admin_dirty_queue_marks, and the body of refresh_admin_metadata
+-- is free of the statement that empties a table at once; keep both so.
 
 -- Marks -----------------------------------------------------------------------------------------------
 
@@ -97,8 +97,8 @@ CREATE TRIGGER trg_scheduled_jobs_dirty_keys_delete
 
 -- Counts ----------------------------------------------------------------------------------------------
 
--- Counts these queues anew and writes what it finds; a queue without rows loses its counters. The caller holds
--- advisory lock 1098018130, or the counter tables themselves.
+-- Counts these queues anew and writes what it finds; a queue without rows loses its counters. The caller
+-- holds advisory lock 1098018130, or the counter tables themselves.
 CREATE OR REPLACE FUNCTION awa.awa_django_recount_queues(p_queues text[])
 RETURNS void
 LANGUAGE plpgsql
@@ -211,8 +211,9 @@ BEGIN
 END
 $$;
 
--- Recounts up to p_batch_size marked queues and as many kinds, those marked longest ago first, and returns how many
--- keys that were; callers repeat until 0. Holds advisory lock 1098018130 to the end of the transaction.
+-- Recounts up to p_batch_size marked queues and as many kinds, those marked longest ago first, and returns
+-- how many keys that were; callers repeat until 0. Holds advisory lock 1098018130 to the end of the
+-- transaction.
 CREATE OR REPLACE FUNCTION awa.recompute_dirty_admin_metadata(p_batch_size integer DEFAULT 100)
 RETURNS integer
 LANGUAGE plpgsql
@@ -223,8 +224,8 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(1098018130);
 
-    -- Marks go first, in a statement of their own: a mark that the delete sees belongs to a committed change, which
-    -- the later count then sees too. One that comes in meanwhile stays for the next call.
+    -- Marks go first, in a statement of their own: a mark that the delete sees belongs to a committed
+    -- change, which the later count then sees too. One that comes in meanwhile stays for the next call.
     queues := ARRAY(
         SELECT queue
         FROM awa.admin_dirty_queue_marks
@@ -249,8 +250,8 @@ BEGIN
 END
 $$;
 
--- Recounts everything. Holds advisory lock 1098018130 to the end of the transaction, and no lock that a job's
--- transition would wait for.
+-- Recounts everything. Holds advisory lock 1098018130 to the end of the transaction, and no lock that a
+-- job's transition would wait for.
 CREATE OR REPLACE FUNCTION awa.refresh_admin_metadata()
 RETURNS void
 LANGUAGE plpgsql
@@ -263,8 +264,8 @@ BEGIN
 END
 $$;
 
--- Fills the counters from nothing, under an exclusive lock on the three tables to the end of the transaction;
--- for repair by hand. Marks stay.
+-- Fills the counters from nothing, under an exclusive lock on the three tables to the end of the
+-- transaction; for repair by hand. Marks stay.
 CREATE OR REPLACE FUNCTION awa.rebuild_admin_metadata()
 RETURNS void
 LANGUAGE plpgsql

@@ -1,0 +1,108 @@
+"""Ending attempts (contract: queue-storage/complete, attempts)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from awa_django.outcomes import Completed
+from awa_django.planes.base import Cursor, Leases, Settlement, send
+from awa_django.planes.queue_storage.arrays import ints
+from awa_django.planes.queue_storage.place import place
+from awa_django.planes.queue_storage.take import lock_attempts, take_attempts
+from awa_django.sql import statement
+from awa_django.transitions import Transition, land
+
+__all__ = ["is_compact", "settle"]
+
+#: Provenance that a compact completion may carry, since readers find it in the ready row.
+_PROVENANCE = frozenset({"_awa_original_priority", "_awa_original_queue"})
+
+
+def is_compact(transition: Transition) -> bool:
+    """Whether a success may be recorded as an item of a completion batch.
+
+    Readers take everything else of such a job from its ready row, so the row must not need anything
+    more than that: no key, tags, errors or metadata. (contract: queue-storage/complete section 1)
+    """
+    attempt = transition.attempt
+    if not isinstance(transition.outcome, Completed) or attempt.batch_id is None:
+        return False
+    if attempt.unique_key is not None or transition.metadata:
+        return False
+    payload = attempt.payload
+    if not payload:
+        return True
+    metadata = payload.get("metadata")
+    return (
+        not payload.get("tags")
+        and not payload.get("errors")
+        and (not metadata or (isinstance(metadata, dict) and metadata.keys() <= _PROVENANCE))
+    )
+
+
+def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
+    """Write the ends of attempts in the caller's transaction.
+
+    Successes of plain jobs go in one statement for all; whatever that one misses, and everything else, is
+    taken and placed. Takes attempt keys ascending, then claim evidence, then unique claims.
+    """
+    compact = [item for item in transitions if is_compact(item)]
+    rest = [item for item in transitions if not is_compact(item)] if len(compact) < len(transitions) else []
+    completed: Sequence[Transition] = ()
+    finalized_at = None
+    if compact and rest:
+        # One ascending run over all keys, so that two settlers cannot deadlock.
+        lock_attempts(cursor, [(item.attempt.job_id, item.attempt.run_lease) for item in transitions])
+    if compact:
+        missed, finalized_at = _complete(cursor, compact)
+        completed = [item for item in compact if item.attempt.receipt_id not in missed] if missed else compact
+        rest += [item for item in compact if item.attempt.receipt_id in missed]
+    if not rest:
+        return Settlement(completed, finalized_at)
+    taken = take_attempts(cursor, Leases([item.attempt for item in rest], [item.closes for item in rest]))
+    landed = place(cursor, land(taken, rest))
+    found = {(job.job_id, job.run_lease) for job in taken}
+    stale = [item for item in rest if (item.attempt.job_id, item.attempt.run_lease) not in found]
+    return Settlement(completed, finalized_at, landed, stale)
+
+
+def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[set[int], datetime]:
+    """Record successes compactly; returns the receipts that were not open, and the time written."""
+    attempts = [item.attempt for item in transitions]
+    lock_attempts(cursor, [(attempt.job_id, attempt.run_lease) for attempt in attempts])
+    batches: dict[tuple[int, int | None], int] = {}
+    items = [
+        batches.setdefault((attempt.claim_slot, attempt.batch_id), len(batches) + 1) for attempt in attempts
+    ]
+    sources = {
+        "claim_slots": ints(slot for slot, _ in batches),
+        "batch_ids": ints(batch_id for _, batch_id in batches),
+    }
+    send(cursor, statement("queue_storage/settle", "share_claim_batches"), sources)
+    touched = [item.attempt for item in transitions if item.left_state]
+    if touched:
+        send(
+            cursor,
+            statement("queue_storage/settle", "forget_state"),
+            {
+                "job_ids": ints(attempt.job_id for attempt in touched),
+                "run_leases": ints(attempt.run_lease for attempt in touched),
+            },
+        )
+    cursor.execute(
+        statement("queue_storage/settle", "complete_compact"),
+        {
+            **sources,
+            "items": ints(items),
+            "receipt_ids": ints([attempt.receipt_id for attempt in attempts]),
+            "job_ids": ints([attempt.job_id for attempt in attempts]),
+            "run_leases": ints([attempt.run_lease for attempt in attempts]),
+            "lane_seqs": ints([attempt.lane_seq for attempt in attempts]),
+            "attempts": ints([attempt.attempt for attempt in attempts]),
+        },
+    )
+    row = cursor.fetchone()
+    assert row is not None
+    finalized_at, missed = row
+    return set(missed), finalized_at

@@ -1,0 +1,34 @@
+-- Handing out jobs (contract: queue-storage/claim).
+
+-- name: claim
+-- Jobs handed out by this call, in the order to run them.
+-- rows:  one for each job, at most limit
+-- locks: the claim-head row of each lane it takes from, passing over those another claimer holds
+SELECT
+    job_id, run_lease, kind, queue, args, attempt, max_attempts, priority, lane_priority,
+    ready_slot, ready_generation, lane_seq, enqueue_shard, claim_slot, receipt_id,
+    claim_batch_id, claim_batch_index, run_at, deadline_at, attempted_at, created_at,
+    unique_key, unique_states, payload
+FROM awa.claim_ready_runtime(
+    %(queue)s::text, %(limit)s::bigint, %(deadline)s::double precision, %(aging)s::double precision
+);
+
+-- name: advance
+-- Move claim cursors past positions whose claim has committed. Idempotent; a cursor never moves back.
+-- rows:  one for each lane found
+-- locks: the lanes' claim-head rows, in key order
+WITH passed AS MATERIALIZED (
+    SELECT queue, priority, enqueue_shard, next_lane_seq
+    FROM unnest(
+        %(queues)s::text[], %(priorities)s::smallint[], %(shards)s::smallint[], %(next_lane_seqs)s::bigint[]
+    ) AS lane (queue, priority, enqueue_shard, next_lane_seq)
+),
+heads AS MATERIALIZED (
+    SELECT head.seq_name, passed.next_lane_seq
+    FROM awa.queue_claim_heads AS head
+    JOIN passed USING (queue, priority, enqueue_shard)
+    ORDER BY head.queue, head.priority, head.enqueue_shard
+    FOR UPDATE OF head
+)
+SELECT awa.set_sequence_next(seq_name, next_lane_seq)
+FROM heads;

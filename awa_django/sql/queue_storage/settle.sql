@@ -1,0 +1,410 @@
+-- Ending attempts (contract: queue-storage/complete, attempts).
+--
+-- The attempt key is what serialises two transitions of one attempt; every statement after it must
+-- begin after it was obtained. Reference admin clients take no key but lock the claim evidence,
+-- so the evidence is locked too before it is judged (H-06).
+
+-- name: lock_attempts
+-- The advisory keys of attempts, held to the end of the transaction, ascending.
+-- rows:  one
+-- locks: attempt keys
+SELECT count(pg_advisory_xact_lock(key))
+FROM (
+    SELECT DISTINCT hashtextextended('awa.receipt.complete:' || job_id || ':' || run_lease, 0) AS key
+    FROM unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS attempt (job_id, run_lease)
+    ORDER BY key
+) AS keys;
+
+-- name: share_claim_batches
+-- Keep reference admin clients away from these compact receipts until we commit.
+-- rows:  one for each claim batch found
+-- locks: claim-batch rows, FOR KEY SHARE, in key order
+SELECT batch.batch_id
+FROM awa.lease_claim_batches AS batch
+JOIN unnest(%(claim_slots)s::integer[], %(batch_ids)s::bigint[]) AS wanted (claim_slot, batch_id)
+    USING (claim_slot, batch_id)
+ORDER BY batch.claim_slot, batch.batch_id
+FOR KEY SHARE OF batch;
+
+-- name: complete_compact
+-- Record successes of compact receipts: one closure and one completion batch for each lane and slot.
+-- A receipt is open while its batch lists it and no closure does. No lease can exist: only the worker that
+-- runs an attempt makes one, and it sends such attempts another way.
+-- rows:  one: the receipts that were not open, and the time written
+-- locks: none beyond those taken before
+WITH given AS MATERIALIZED (
+    SELECT batch, receipt_id, job_id, run_lease, lane_seq, attempt
+    FROM unnest(
+        %(items)s::integer[], %(receipt_ids)s::bigint[], %(job_ids)s::bigint[],
+        %(run_leases)s::bigint[], %(lane_seqs)s::bigint[], %(attempts)s::smallint[]
+    ) AS item (batch, receipt_id, job_id, run_lease, lane_seq, attempt)
+),
+wanted AS MATERIALIZED (
+    SELECT batch, range_agg(int8range(receipt_id, receipt_id + 1)) AS receipts
+    FROM given
+    GROUP BY batch
+),
+claimed AS MATERIALIZED (
+    SELECT
+        source.batch, found.claim_slot, found.ready_slot, found.ready_generation,
+        found.queue, found.priority, found.enqueue_shard,
+        wanted.receipts * found.receipt_ranges AS receipts
+    FROM unnest(%(claim_slots)s::integer[], %(batch_ids)s::bigint[])
+        WITH ORDINALITY AS source (claim_slot, batch_id, batch)
+    JOIN wanted ON wanted.batch = source.batch
+    JOIN awa.lease_claim_batches AS found
+        ON found.claim_slot = source.claim_slot AND found.batch_id = source.batch_id
+),
+closed AS MATERIALIZED (
+    SELECT claimed.batch, range_agg(span) AS receipts
+    FROM claimed
+    JOIN awa.lease_claim_closure_batches AS closure
+        ON closure.claim_slot = claimed.claim_slot AND closure.receipt_ranges && claimed.receipts,
+        unnest(closure.receipt_ranges) AS span
+    GROUP BY claimed.batch
+),
+accepted AS MATERIALIZED (
+    SELECT
+        claimed.claim_slot, claimed.ready_slot, claimed.ready_generation, claimed.queue, claimed.priority,
+        claimed.enqueue_shard, given.receipt_id, given.job_id, given.run_lease, given.lane_seq, given.attempt
+    FROM given
+    JOIN claimed ON claimed.batch = given.batch AND claimed.receipts @> given.receipt_id
+    LEFT JOIN closed ON closed.batch = given.batch
+    WHERE (closed.receipts IS NULL OR NOT closed.receipts @> given.receipt_id)
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closures AS closure
+            WHERE closure.claim_slot = claimed.claim_slot
+                AND closure.job_id = given.job_id
+                AND closure.run_lease = given.run_lease
+        )
+),
+moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+),
+closures AS (
+    INSERT INTO awa.lease_claim_closure_batches (
+        claim_slot, ready_slot, ready_generation, outcome, closed_count, receipt_ids, receipt_ranges, closed_at
+    )
+    SELECT
+        claim_slot, ready_slot, ready_generation, 'completed', count(*),
+        array_agg(receipt_id), range_agg(int8range(receipt_id, receipt_id + 1)), (SELECT now FROM moment)
+    FROM (
+        SELECT claim_slot, ready_slot, ready_generation, receipt_id
+        FROM accepted
+        ORDER BY claim_slot, ready_slot, ready_generation, lane_seq
+    ) AS in_lane_order
+    GROUP BY claim_slot, ready_slot, ready_generation
+),
+completions AS (
+    INSERT INTO awa.receipt_completion_batches (
+        ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, completed_count,
+        job_ids, run_leases, lane_seqs, attempts, attempted_ats, finalized_at
+    )
+    SELECT
+        ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, count(*),
+        array_agg(job_id), array_agg(run_lease), array_agg(lane_seq), array_agg(attempt),
+        array_fill(NULL::timestamptz, ARRAY[count(*)::integer]), (SELECT now FROM moment)
+    FROM (
+        SELECT
+            ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard,
+            job_id, run_lease, lane_seq, attempt
+        FROM accepted
+        ORDER BY ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, lane_seq
+    ) AS in_lane_order
+    GROUP BY ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard
+)
+SELECT
+    (SELECT now FROM moment),
+    ARRAY(SELECT receipt_id FROM given EXCEPT SELECT receipt_id FROM accepted) AS missed;
+
+-- name: forget_state
+-- Drop the heartbeat and progress of attempts that have ended.
+-- rows:  none
+-- locks: attempt_state rows
+DELETE FROM awa.attempt_state AS state
+USING unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS ended (job_id, run_lease)
+WHERE state.job_id = ended.job_id AND state.run_lease = ended.run_lease;
+
+-- name: lock_receipts
+-- The claim evidence of attempts: claim rows and claim batches.
+-- rows:  one
+-- locks: lease_claims rows, then lease_claim_batches rows, FOR UPDATE, each in key order
+WITH wanted AS MATERIALIZED (
+    SELECT claim_slot, job_id, run_lease, batch_id
+    FROM unnest(
+        %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[], %(batch_ids)s::bigint[]
+    ) AS attempt (claim_slot, job_id, run_lease, batch_id)
+),
+claim_rows AS MATERIALIZED (
+    SELECT claim.receipt_id
+    FROM awa.lease_claims AS claim
+    JOIN wanted USING (claim_slot, job_id, run_lease)
+    ORDER BY claim.claim_slot, claim.receipt_id
+    FOR UPDATE OF claim
+),
+claim_batches AS MATERIALIZED (
+    SELECT batch.batch_id
+    FROM awa.lease_claim_batches AS batch
+    WHERE (batch.claim_slot, batch.batch_id) IN (SELECT claim_slot, batch_id FROM wanted)
+    ORDER BY batch.claim_slot, batch.batch_id
+    FOR UPDATE OF batch
+)
+SELECT (SELECT count(*) FROM claim_rows), (SELECT count(*) FROM claim_batches);
+
+-- name: take_receipts
+-- Close open receipts of attempts that have no lease, and lift their jobs.
+-- rows:  one for each receipt that was open
+-- locks: attempt_state rows; the evidence is locked already
+WITH wanted AS MATERIALIZED (
+    SELECT claim_slot, job_id, run_lease, receipt_id, batch_id, label
+    FROM unnest(
+        %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[],
+        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(labels)s::text[]
+    ) AS attempt (claim_slot, job_id, run_lease, receipt_id, batch_id, label)
+),
+claimed AS MATERIALIZED (
+    SELECT
+        wanted.claim_slot, wanted.job_id, wanted.run_lease, wanted.receipt_id, wanted.label, false AS compact,
+        claim.ready_slot, claim.ready_generation, claim.lane_seq, claim.attempt, claim.max_attempts,
+        claim.claimed_at
+    FROM wanted
+    JOIN awa.lease_claims AS claim USING (claim_slot, job_id, run_lease, receipt_id)
+    WHERE claim.closed_at IS NULL
+    UNION ALL
+    SELECT
+        batch.claim_slot, item.job_id, item.run_lease, item.receipt_id, wanted.label, true,
+        batch.ready_slot, batch.ready_generation, item.lane_seq, item.attempt, item.max_attempts,
+        batch.claimed_at
+    FROM (SELECT DISTINCT claim_slot, batch_id FROM wanted WHERE batch_id IS NOT NULL) AS source
+    JOIN awa.lease_claim_batches AS batch USING (claim_slot, batch_id),
+        unnest(
+            batch.job_ids, batch.run_leases, batch.receipt_ids, batch.lane_seqs, batch.attempts,
+            batch.max_attempts
+        ) AS item (job_id, run_lease, receipt_id, lane_seq, attempt, max_attempts)
+    JOIN wanted USING (job_id, run_lease, receipt_id)
+    WHERE wanted.claim_slot = batch.claim_slot AND wanted.batch_id = batch.batch_id
+),
+open AS MATERIALIZED (
+    SELECT claimed.*
+    FROM claimed
+    WHERE NOT EXISTS (
+            SELECT FROM awa.lease_claim_closures AS closure
+            WHERE closure.claim_slot = claimed.claim_slot
+                AND closure.job_id = claimed.job_id
+                AND closure.run_lease = claimed.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closure_batches AS closure
+            WHERE closure.claim_slot = claimed.claim_slot
+                AND closure.receipt_ranges @> claimed.receipt_id
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.leases AS lease
+            WHERE lease.job_id = claimed.job_id AND lease.run_lease = claimed.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.done_entries AS done
+            WHERE done.ready_slot = claimed.ready_slot
+                AND done.job_id = claimed.job_id
+                AND done.run_lease = claimed.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.deferred_jobs AS deferred
+            WHERE deferred.job_id = claimed.job_id AND deferred.run_lease = claimed.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.dlq_entries AS dead
+            WHERE dead.job_id = claimed.job_id AND dead.run_lease = claimed.run_lease
+        )
+),
+moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+),
+row_closures AS (
+    INSERT INTO awa.lease_claim_closures (claim_slot, job_id, run_lease, outcome, closed_at)
+    SELECT claim_slot, job_id, run_lease, label, (SELECT now FROM moment)
+    FROM open
+    WHERE NOT compact
+    ON CONFLICT (claim_slot, job_id, run_lease) DO NOTHING
+),
+closed_rows AS (
+    UPDATE awa.lease_claims AS claim
+    SET closed_at = (SELECT now FROM moment)
+    FROM open
+    WHERE NOT open.compact
+        AND claim.claim_slot = open.claim_slot
+        AND claim.job_id = open.job_id
+        AND claim.run_lease = open.run_lease
+),
+batch_closures AS (
+    INSERT INTO awa.lease_claim_closure_batches (
+        claim_slot, ready_slot, ready_generation, outcome, closed_count, receipt_ids, receipt_ranges, closed_at
+    )
+    SELECT
+        claim_slot, ready_slot, ready_generation, label, count(*),
+        array_agg(receipt_id ORDER BY lane_seq), range_agg(int8range(receipt_id, receipt_id + 1)),
+        (SELECT now FROM moment)
+    FROM open
+    WHERE compact
+    GROUP BY claim_slot, ready_slot, ready_generation, label
+),
+states AS (
+    DELETE FROM awa.attempt_state AS state
+    USING open
+    WHERE state.job_id = open.job_id AND state.run_lease = open.run_lease
+    RETURNING state.job_id, state.run_lease, state.progress
+)
+SELECT
+    open.job_id, open.run_lease, ready.kind, ready.queue, ready.args, 'running' AS state, ready.priority,
+    open.attempt, open.max_attempts, ready.run_at, open.claimed_at AS attempted_at, ready.created_at,
+    ready.unique_key, ready.unique_states, ready.payload, states.progress, (SELECT now FROM moment) AS taken_at,
+    ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
+FROM open
+JOIN awa.ready_entries AS ready
+    ON ready.ready_slot = open.ready_slot
+    AND ready.ready_generation = open.ready_generation
+    AND ready.job_id = open.job_id
+    AND ready.lane_seq = open.lane_seq
+LEFT JOIN states ON states.job_id = open.job_id AND states.run_lease = open.run_lease;
+
+-- name: take_leases
+-- Remove lease rows of attempts, close the receipts they held, and lift their jobs.
+-- A success may end an attempt in any state of its lease; anything else only a running one.
+-- rows:  one for each lease removed
+-- locks: lease rows, attempt_state rows; the evidence is locked already
+WITH wanted AS MATERIALIZED (
+    SELECT claim_slot, job_id, run_lease, receipt_id, batch_id, label
+    FROM unnest(
+        %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[],
+        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(labels)s::text[]
+    ) AS attempt (claim_slot, job_id, run_lease, receipt_id, batch_id, label)
+),
+removed AS (
+    DELETE FROM awa.leases AS lease
+    USING wanted
+    WHERE lease.job_id = wanted.job_id
+        AND lease.run_lease = wanted.run_lease
+        AND (lease.state = 'running' OR wanted.label = 'completed')
+    RETURNING
+        wanted.claim_slot, wanted.receipt_id, wanted.batch_id,
+        CASE wanted.label WHEN 'completed' THEN 'completed' ELSE 'rescue' END AS label,
+        lease.job_id, lease.run_lease, lease.state, lease.ready_slot, lease.ready_generation, lease.lane_seq,
+        lease.attempt, lease.max_attempts, lease.attempted_at
+),
+unclosed AS MATERIALIZED (
+    SELECT removed.*
+    FROM removed
+    WHERE NOT EXISTS (
+            SELECT FROM awa.lease_claim_closures AS closure
+            WHERE closure.claim_slot = removed.claim_slot
+                AND closure.job_id = removed.job_id
+                AND closure.run_lease = removed.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closure_batches AS closure
+            WHERE closure.claim_slot = removed.claim_slot
+                AND closure.receipt_ranges @> removed.receipt_id
+        )
+),
+moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+),
+row_closures AS (
+    INSERT INTO awa.lease_claim_closures (claim_slot, job_id, run_lease, outcome, closed_at)
+    SELECT claim_slot, job_id, run_lease, label, (SELECT now FROM moment)
+    FROM unclosed
+    WHERE batch_id IS NULL
+    ON CONFLICT (claim_slot, job_id, run_lease) DO NOTHING
+),
+closed_rows AS (
+    UPDATE awa.lease_claims AS claim
+    SET closed_at = coalesce(claim.closed_at, (SELECT now FROM moment))
+    FROM unclosed
+    WHERE unclosed.batch_id IS NULL
+        AND claim.claim_slot = unclosed.claim_slot
+        AND claim.job_id = unclosed.job_id
+        AND claim.run_lease = unclosed.run_lease
+),
+batch_closures AS (
+    INSERT INTO awa.lease_claim_closure_batches (
+        claim_slot, ready_slot, ready_generation, outcome, closed_count, receipt_ids, receipt_ranges, closed_at
+    )
+    SELECT
+        claim_slot, ready_slot, ready_generation, label, count(*),
+        array_agg(receipt_id ORDER BY lane_seq), range_agg(int8range(receipt_id, receipt_id + 1)),
+        (SELECT now FROM moment)
+    FROM unclosed
+    WHERE batch_id IS NOT NULL
+    GROUP BY claim_slot, ready_slot, ready_generation, label
+),
+states AS (
+    DELETE FROM awa.attempt_state AS state
+    USING removed
+    WHERE state.job_id = removed.job_id AND state.run_lease = removed.run_lease
+    RETURNING state.job_id, state.run_lease, state.progress
+)
+SELECT
+    removed.job_id, removed.run_lease, ready.kind, ready.queue, ready.args, removed.state, ready.priority,
+    removed.attempt, removed.max_attempts, ready.run_at, removed.attempted_at, ready.created_at,
+    ready.unique_key, ready.unique_states, ready.payload, states.progress, (SELECT now FROM moment) AS taken_at,
+    ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
+FROM removed
+JOIN awa.ready_entries AS ready
+    ON ready.ready_slot = removed.ready_slot
+    AND ready.ready_generation = removed.ready_generation
+    AND ready.job_id = removed.job_id
+    AND ready.lane_seq = removed.lane_seq
+LEFT JOIN states ON states.job_id = removed.job_id AND states.run_lease = removed.run_lease;
+
+-- name: beat
+-- Signs of life of attempts whose receipt is open, whether or not they became a lease.
+-- rows:  the attempts that were still open
+-- locks: attempt_state rows
+WITH wanted AS MATERIALIZED (
+    SELECT claim_slot, job_id, run_lease, receipt_id, batch_id, progress
+    FROM unnest(
+        %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[],
+        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(progress)s::jsonb[]
+    ) AS attempt (claim_slot, job_id, run_lease, receipt_id, batch_id, progress)
+),
+open AS MATERIALIZED (
+    SELECT wanted.job_id, wanted.run_lease, wanted.progress
+    FROM wanted
+    WHERE (
+            EXISTS (
+                SELECT FROM awa.lease_claims AS claim
+                WHERE wanted.batch_id IS NULL
+                    AND claim.claim_slot = wanted.claim_slot
+                    AND claim.job_id = wanted.job_id
+                    AND claim.run_lease = wanted.run_lease
+                    AND claim.receipt_id = wanted.receipt_id
+                    AND claim.closed_at IS NULL
+            )
+            OR EXISTS (
+                SELECT FROM awa.lease_claim_batches AS batch
+                WHERE batch.claim_slot = wanted.claim_slot
+                    AND batch.batch_id = wanted.batch_id
+                    AND batch.receipt_ranges @> wanted.receipt_id
+            )
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closures AS closure
+            WHERE closure.claim_slot = wanted.claim_slot
+                AND closure.job_id = wanted.job_id
+                AND closure.run_lease = wanted.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closure_batches AS closure
+            WHERE closure.claim_slot = wanted.claim_slot
+                AND closure.receipt_ranges @> wanted.receipt_id
+        )
+)
+INSERT INTO awa.attempt_state AS state (job_id, run_lease, heartbeat_at, progress, updated_at)
+SELECT job_id, run_lease, clock_timestamp(), progress, clock_timestamp()
+FROM open
+ORDER BY job_id, run_lease
+ON CONFLICT (job_id, run_lease) DO UPDATE
+SET heartbeat_at = excluded.heartbeat_at,
+    progress = coalesce(excluded.progress, state.progress),
+    updated_at = excluded.updated_at
+RETURNING job_id, run_lease;

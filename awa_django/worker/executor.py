@@ -1,0 +1,391 @@
+"""Running handlers: a pool of threads for plain functions, one event loop for coroutines.
+
+The executor knows no plane and sends no SQL. It turns what a handler does into an outcome and
+hands that to ``finish``. (contract: runtime/outcomes section 1, runtime/attempt)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from asgiref.sync import SyncToAsync, sync_to_async
+from django.db import close_old_connections, connections, reset_queries
+
+from awa_django.errors import InvalidJob, TerminalError
+from awa_django.outcomes import Cancel, Completed, Failed, Outcome, RetryAfter, Snooze, Terminal
+from awa_django.registry import JobKind
+from awa_django.worker.context import JobContext
+from awa_django.worker.flights import Flight
+
+__all__ = ["Executor", "outcome_of_error", "outcome_of_result"]
+
+logger = logging.getLogger("awa_django.worker")
+
+#: Error texts keep the first line and drop the beginning of the traceback above this.
+MAX_ERROR_BYTES = 32 * 1024
+#: An unused connection may have died; one that was used this recently is taken as good.
+IDLE_SECONDS = 1.0
+#: Between two looks at attempts that have a time limit.
+TIMEOUT_TICK_SECONDS = 0.1
+
+Finish = Callable[[Flight, Outcome], None]
+Flush = Callable[[Flight], None]
+
+
+def outcome_of_result(kind: JobKind, result: Any) -> Outcome:
+    """What a handler's return value means."""
+    if result is None:
+        return _SUCCESS
+    if isinstance(result, RetryAfter | Snooze | Cancel):
+        return result
+    if not kind.keep_result:
+        logger.debug("%s returned a value that is not kept: %.200r", kind.kind, result)
+        return _SUCCESS
+    return Completed(result)
+
+
+_SUCCESS = Completed()
+
+
+def error_text(error: BaseException) -> str:
+    """``ExceptionName: message``, then the end of the traceback, at most 32 KiB."""
+    try:
+        headline = f"{type(error).__name__}: {error}"
+    except Exception:
+        headline = f"{type(error).__name__}: its message cannot be printed"
+    lines = traceback.format_exception(error)
+    text = f"{headline}\n{''.join(lines).rstrip()}"
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= MAX_ERROR_BYTES:
+        return text
+    head = headline.encode("utf-8", "replace")[: MAX_ERROR_BYTES // 2]
+    tail = raw[-(MAX_ERROR_BYTES - len(head) - 8) :]
+    return head.decode("utf-8", "ignore") + "\n...\n" + tail.decode("utf-8", "ignore")
+
+
+def outcome_of_error(error: BaseException) -> Outcome:
+    """What a raised exception means; also those that are no ``Exception`` (DEC-12)."""
+    text = error_text(error)
+    return Terminal(text) if isinstance(error, TerminalError) else Failed(text)
+
+
+class ThreadPool:
+    """Threads that take handed-over work from one deque.
+
+    Work is handed over in chunks and threads are woken one by one: a thread that starts on something while
+    more is waiting wakes the next. So short handlers run in a row on few threads, where a wake-up would cost more
+    than they do, and the first one that blocks lets the next thread in.
+    """
+
+    def __init__(self, size: int, run: Callable[[Flight], None]) -> None:
+        self.size = size
+        self._run = run
+        self._pending: deque[Flight] = deque()
+        self._idle: deque[threading.Lock] = deque()
+        self._threads: list[threading.Thread] = []
+        self._growing = threading.Lock()
+        self._waking = False
+        self._closed = False
+
+    def submit(self, flights: Iterable[Flight]) -> None:
+        """Hand work over; returns at once."""
+        self._pending.extend(flights)
+        self._wake_one()
+
+    def nudge(self) -> None:
+        """Let one more thread in if work is waiting."""
+        if self._pending:
+            self._waking = False
+            self._wake_one()
+
+    def close(self) -> None:
+        """Let idle threads end. Busy ones end after what they are doing."""
+        self._closed = True
+        while self._idle:
+            try:
+                self._idle.pop().release()
+            except IndexError:
+                break
+
+    def _wake_one(self) -> None:
+        if self._waking:
+            return
+        self._waking = True
+        try:
+            self._idle.pop().release()
+        except IndexError:
+            self._grow()
+
+    def _grow(self) -> None:
+        with self._growing:
+            if len(self._threads) >= self.size or self._closed:
+                self._waking = False
+                return
+            number = len(self._threads) + 1
+            thread = threading.Thread(target=self._work, name=f"awa-handler-{number}", daemon=True)
+            self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        pending, idle, run = self._pending, self._idle, self._run
+        parked = threading.Lock()
+        parked.acquire()
+        self._waking = False
+        try:
+            while not self._closed:
+                try:
+                    flight = pending.popleft()
+                except IndexError:
+                    idle.append(parked)
+                    # Work may have come between the two lines above; who takes us off the list wakes us.
+                    if pending:
+                        try:
+                            idle.remove(parked)
+                            continue
+                        except ValueError:
+                            pass
+                    parked.acquire()
+                    self._waking = False
+                    continue
+                if pending and not self._waking:
+                    self._wake_one()
+                run(flight)
+        finally:
+            connections.close_all()
+
+
+class Executor:
+    """Runs attempts. ``finish`` is called exactly once for each, from any thread, when its outcome is known."""
+
+    def __init__(
+        self,
+        kinds: Callable[[str], JobKind | None],
+        finish: Finish,
+        unknown: Callable[[Flight], Outcome],
+        flush: Flush,
+        threads: int,
+    ) -> None:
+        self._kinds = kinds
+        self._finish = finish
+        self._unknown = unknown
+        self._flush = flush
+        self._pool = ThreadPool(max(threads, 1), self._run_sync)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_lock = threading.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._contexts: list[object] = []
+        self._timed: dict[Flight, tuple[float, float]] = {}
+        self._timed_lock = threading.Lock()
+        self._watching = False
+        self._local = threading.local()
+        self._closed = threading.Event()
+
+    def submit(self, flights: Sequence[Flight]) -> None:
+        """Start attempts. Each holds a permit until its outcome is known."""
+        plain: list[Flight] = []
+        coroutines: list[Flight] = []
+        for flight in flights:
+            kind = self._kinds(flight.attempt.kind)
+            (coroutines if kind is not None and kind.is_async else plain).append(flight)
+        if coroutines:
+            self._event_loop().call_soon_threadsafe(self._start_coroutines, coroutines)
+        if plain:
+            self._pool.submit(plain)
+
+    def nudge(self) -> None:
+        """Called now and then while attempts wait for a thread."""
+        self._pool.nudge()
+
+    def close(self) -> None:
+        """Let the threads and the loop end as they become idle."""
+        self._closed.set()
+        self._pool.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    # -- one attempt ---------------------------------------------------------------------------------
+
+    def _prepare(self, flight: Flight) -> tuple[JobKind, Callable[[], Any]] | Outcome:
+        """The handler bound to its arguments, or the outcome of an attempt that cannot run."""
+        attempt = flight.attempt
+        kind = self._kinds(attempt.kind)
+        if kind is None:
+            return self._unknown(flight)
+        payload = attempt.payload
+        if payload is not None:
+            fault = _payload_fault(payload)
+            if fault is not None:
+                return Terminal(f"invalid stored payload: {fault}")
+        try:
+            call = kind.bind(JobContext(flight, self._flush) if kind.takes_context else None, attempt.args)
+        except InvalidJob as error:
+            return Terminal(f"InvalidJob: {error}")
+        except Exception as error:
+            return Terminal(error_text(error))
+        if kind.timeout is not None:
+            self._watch(flight, kind.timeout.total_seconds())
+        return kind, call
+
+    def _run_sync(self, flight: Flight) -> None:
+        outcome: Outcome
+        flight.started = time.monotonic()
+        try:
+            prepared = self._prepare(flight)
+            if isinstance(prepared, Outcome):
+                outcome = prepared
+            else:
+                kind, call = prepared
+                self._before_job()
+                outcome = outcome_of_result(kind, call())
+        except BaseException as error:
+            outcome = outcome_of_error(error)
+        outcome = self._after_job(outcome)
+        self._end(flight, outcome)
+
+    async def _run_async(self, flight: Flight) -> None:
+        outcome: Outcome
+        flight.started = time.monotonic()
+        # Synchronous code below a coroutine runs in one thread per context; with a context of its own
+        # each job's ORM calls go on beside those of the others.
+        context = self._contexts.pop() if self._contexts else _Context()
+        SyncToAsync.thread_sensitive_context.set(context)  # type: ignore[arg-type]
+        try:
+            prepared = self._prepare(flight)
+            if isinstance(prepared, Outcome):
+                outcome = prepared
+            else:
+                kind, call = prepared
+                if kind.timeout is None:
+                    result = await call()
+                else:
+                    async with asyncio.timeout(kind.timeout.total_seconds()):
+                        result = await call()
+                outcome = outcome_of_result(kind, result)
+        except BaseException as error:
+            outcome = outcome_of_error(error)
+        if context in SyncToAsync.context_to_thread_executor:
+            try:
+                outcome = await sync_to_async(self._after_job)(outcome)
+            except BaseException as error:
+                outcome = outcome_of_error(error)
+        self._contexts.append(context)
+        self._end(flight, outcome)
+
+    def _end(self, flight: Flight, outcome: Outcome) -> None:
+        if self._timed:
+            with self._timed_lock:
+                self._timed.pop(flight, None)
+        self._finish(flight, outcome)
+
+    # -- Django's connections --------------------------------------------------------------------------
+
+    def _before_job(self) -> None:
+        """Give the handler live connections: one that lay idle may have died unnoticed."""
+        used = connections.all(initialized_only=True)
+        if not used:
+            return
+        close_old_connections()
+        if time.monotonic() - getattr(self._local, "last", 0.0) < IDLE_SECONDS:
+            return
+        for connection in used:
+            if connection.connection is not None and not connection.is_usable():
+                connection.close()
+
+    def _after_job(self, outcome: Outcome) -> Outcome:
+        """Leave no transaction and no query log behind; an open transaction is a bug of the handler."""
+        used = connections.all(initialized_only=True)
+        if not used:
+            return outcome
+        for connection in used:
+            if connection.in_atomic_block or not connection.get_autocommit():
+                connection.close()
+                if isinstance(outcome, Completed):
+                    outcome = Failed(
+                        f"OpenTransaction: the handler returned inside a transaction on {connection.alias!r}; "
+                        "it was rolled back"
+                    )
+        reset_queries()
+        close_old_connections()
+        self._local.last = time.monotonic()
+        return outcome
+
+    # -- the event loop --------------------------------------------------------------------------------
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                if hasattr(asyncio, "eager_task_factory"):
+                    self._loop.set_task_factory(asyncio.eager_task_factory)
+                threading.Thread(target=self._serve_loop, name="awa-event-loop", daemon=True).start()
+            return self._loop
+
+    def _serve_loop(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    def _start_coroutines(self, flights: Sequence[Flight]) -> None:
+        loop, tasks = self._loop, self._tasks
+        assert loop is not None
+        for flight in flights:
+            task = loop.create_task(self._run_async(flight))
+            if not task.done():
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+    # -- time limits of plain functions ------------------------------------------------------------------
+
+    def _watch(self, flight: Flight, seconds: float) -> None:
+        with self._timed_lock:
+            self._timed[flight] = (time.monotonic() + seconds, seconds)
+            if not self._watching:
+                self._watching = True
+                threading.Thread(target=self._watch_timeouts, name="awa-timeouts", daemon=True).start()
+
+    def _watch_timeouts(self) -> None:
+        """End attempts that outlive their limit.
+
+        A thread cannot be stopped: it goes on and keeps its slot, but its attempt is over and whatever it
+        returns is dropped.
+        """
+        while not self._closed.wait(TIMEOUT_TICK_SECONDS):
+            now = time.monotonic()
+            with self._timed_lock:
+                late = [(flight, limit) for flight, (until, limit) in self._timed.items() if until <= now]
+                for flight, _ in late:
+                    del self._timed[flight]
+            for flight, limit in late:
+                flight.cancelled = True
+                logger.warning(
+                    "job %s (%s) outlived its limit of %g s", flight.attempt.job_id, flight.attempt.kind, limit
+                )
+                self._finish(flight, Failed(f"TimeoutError: still running after its limit of {limit:g} s"))
+
+
+class _Context:
+    """A key for asgiref's table of threads; the thread is reused as long as this lives."""
+
+
+def _payload_fault(payload: Any) -> str | None:
+    """What keeps a stored payload from being read, or None (DEC-18)."""
+    if not isinstance(payload, dict):
+        return f"an object is needed, not {type(payload).__name__}"
+    for key, shape in (("metadata", dict), ("tags", list), ("errors", list)):
+        value = payload.get(key)
+        if value is not None and not isinstance(value, shape):
+            return f"{key} is no {'object' if shape is dict else 'array'}"
+    return None
+
+

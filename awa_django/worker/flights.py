@@ -1,0 +1,135 @@
+"""Attempts that this process holds, from the claim until their outcome is durable.
+
+(contract: runtime/attempt section 1)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from awa_django.jobs import Attempt, JsonValue
+
+if TYPE_CHECKING:
+    from awa_django.worker.dispatcher import Dispatcher
+
+__all__ = ["Flight", "Flights"]
+
+
+class Flight:
+    """One attempt in this process: its flag, its progress, and who waits for its slot.
+
+    It is *executing* until the handler's outcome is known, then *finalizing* until that is stored.
+    """
+
+    __slots__ = (
+        "attempt",
+        "cancelled",
+        "dispatcher",
+        "done",
+        "flushed",
+        "generation",
+        "left_state",
+        "lost",
+        "progress",
+        "started",
+    )
+
+    def __init__(self, attempt: Attempt, dispatcher: Dispatcher) -> None:
+        self.attempt = attempt
+        self.dispatcher = dispatcher
+        self.cancelled = False
+        #: The handler's outcome is known; whatever comes later is dropped.
+        self.done = False
+        #: The database no longer knows this attempt as current.
+        self.lost = False
+        self.left_state = False
+        self.started: float | None = None
+        self.progress: JsonValue = None
+        #: Counts changes of progress; ``flushed`` is the one that is stored.
+        self.generation = 0
+        self.flushed = 0
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """What identifies the attempt."""
+        return self.attempt.job_id, self.attempt.run_lease
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the progress changed since it was last stored."""
+        return self.generation != self.flushed
+
+
+class Flights:
+    """All attempts of this process. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], Flight] = {}
+        self._lock = threading.Lock()
+        self._executing = 0
+        self._empty = threading.Condition(self._lock)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def executing(self) -> int:
+        """Attempts whose handler has not returned."""
+        return self._executing
+
+    @property
+    def finalizing(self) -> int:
+        """Attempts whose outcome is not durable yet."""
+        return len(self._held) - self._executing
+
+    def all(self) -> list[Flight]:
+        """A copy of what is held now."""
+        with self._lock:
+            return list(self._held.values())
+
+    def get(self, job_id: int, run_lease: int) -> Flight | None:
+        """The flight of an attempt, if this process holds it."""
+        return self._held.get((job_id, run_lease))
+
+    def add(self, flights: Iterable[Flight]) -> None:
+        """Hold attempts that have just been claimed."""
+        with self._lock:
+            for flight in flights:
+                self._held[flight.pair] = flight
+                self._executing += 1
+
+    def finish(self, flight: Flight) -> bool:
+        """Note that the handler's outcome is known; False if it was known already."""
+        with self._lock:
+            if flight.done:
+                return False
+            flight.done = True
+            self._executing -= 1
+            return True
+
+    def forget(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Let go of attempts whose outcome is durable or stale."""
+        with self._lock:
+            for pair in pairs:
+                self._held.pop(pair, None)
+            if not self._held:
+                self._empty.notify_all()
+
+    def wait_empty(self, timeout: float) -> bool:
+        """Wait until nothing is held; whether that came to pass."""
+        with self._lock:
+            return self._empty.wait_for(lambda: not self._held, timeout)
+
+    def cancel_all(self) -> None:
+        """Raise the flag of every attempt."""
+        for flight in self.all():
+            flight.cancelled = True
+
+
+def describe(flights: Iterable[Flight], most: int = 20) -> str:
+    """Ids of attempts for a log line."""
+    ids: list[Any] = [flight.attempt.job_id for flight in flights]
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(str(number) for number in ids[:most]) + more

@@ -1,0 +1,102 @@
+"""Signs of life of this worker's attempts (contract: runtime/completion-heartbeat section 2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from awa_django.planes.base import Beat, Plane
+from awa_django.settle import pipelined
+from awa_django.worker.flights import Flight, Flights
+from awa_django.worker.service import Service
+
+__all__ = ["Heartbeat"]
+
+logger = logging.getLogger("awa_django.worker")
+
+#: Attempts in one statement.
+BATCH = 500
+
+
+class Heartbeat(Service):
+    """Beats for every attempt held, executing or finalizing, once an interval; nothing is sent when none is held.
+
+    Progress goes along when it changed. An attempt that the database no longer knows as current
+    gets its cancel flag raised and no further beats.
+    """
+
+    def __init__(
+        self,
+        flights: Flights,
+        *,
+        plane: Plane,
+        connect: Callable[[], psycopg.Connection[Any]],
+        interval: float,
+    ) -> None:
+        super().__init__("heartbeat")
+        self._flights = flights
+        self._plane = plane
+        self._connect = connect
+        self._interval = interval
+        self._connection: psycopg.Connection[Any] | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        self.alive = True
+        try:
+            while not self.stopping.wait(self._interval):
+                self.beat()
+            self.beat()
+        finally:
+            with self._lock:
+                self._disconnect()
+
+    def beat(self) -> None:
+        """One round for everything held."""
+        flights = sorted((flight for flight in self._flights.all() if not flight.lost), key=lambda item: item.pair)
+        for start in range(0, len(flights), BATCH):
+            self._send(flights[start : start + BATCH])
+
+    def flush(self, flight: Flight) -> None:
+        """Store the progress of one attempt now; for handlers, from their thread."""
+        self._send([flight])
+
+    def _send(self, flights: Sequence[Flight]) -> None:
+        generations = [flight.generation for flight in flights]
+        beats = [
+            Beat(flight.attempt, flight.progress if flight.has_news and not flight.done else None)
+            for flight in flights
+        ]
+        for flight in flights:
+            # Before the statement: a success that settles meanwhile must know that there may be a row.
+            flight.left_state = True
+        with self._lock:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = self._connect()
+                with (
+                    pipelined(self._connection),
+                    self._connection.transaction(),
+                    psycopg.Cursor(self._connection) as cursor,
+                ):
+                    current = self._plane.heartbeat(cursor, beats)
+            except (psycopg.Error, OSError):
+                self._disconnect()
+                raise
+        for flight, generation in zip(flights, generations, strict=True):
+            if flight.pair in current:
+                flight.flushed = max(flight.flushed, generation)
+            elif not flight.done:
+                flight.lost = flight.cancelled = True
+                logger.warning(
+                    "job %s (%s): this attempt was taken away", flight.attempt.job_id, flight.attempt.kind
+                )
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

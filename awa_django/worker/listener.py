@@ -1,0 +1,86 @@
+"""Notifications: new jobs and cancellations (contract: runtime/dispatcher section 3, runtime/attempt section 2)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import selectors
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from awa_django.queue_names import channel
+from awa_django.worker.service import Service
+
+__all__ = ["CANCEL_CHANNEL", "Listener"]
+
+logger = logging.getLogger("awa_django.worker")
+
+CANCEL_CHANNEL = "awa:cancel"
+
+
+class Listener(Service):
+    """One session that listens for all queues of this process and for cancellations.
+
+    After a reconnect every queue is woken once, since notifications were missed. While it is not alive the
+    dispatchers poll.
+    """
+
+    def __init__(
+        self,
+        wake: Mapping[str, Callable[[], None]],
+        *,
+        cancel: Callable[[int, int], None],
+        connect: Callable[[], psycopg.Connection[Any]],
+    ) -> None:
+        super().__init__("listener")
+        self._wake = {channel(queue): call for queue, call in wake.items()}
+        self._cancel = cancel
+        self._connect = connect
+        self._stop_reader, self._stop_writer = socket.socketpair()
+
+    def stop(self) -> None:
+        super().stop()
+        self._stop_writer.send(b"\0")
+
+    def run(self) -> None:
+        connection = self._connect()
+        try:
+            for name in (CANCEL_CHANNEL, *self._wake):
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
+            self.alive = True
+            for call in self._wake.values():
+                call()
+            with selectors.DefaultSelector() as selector:
+                selector.register(connection.fileno(), selectors.EVENT_READ)
+                selector.register(self._stop_reader, selectors.EVENT_READ)
+                while not self.stopping.is_set():
+                    selector.select()
+                    if not self.stopping.is_set():
+                        self._receive(connection)
+        finally:
+            self.alive = False
+            connection.close()
+
+    def _receive(self, connection: psycopg.Connection[Any]) -> None:
+        connection.pgconn.consume_input()
+        while (notice := connection.pgconn.notifies()) is not None:
+            name = notice.relname.decode()
+            if name == CANCEL_CHANNEL:
+                self._receive_cancel(notice.extra)
+            elif call := self._wake.get(name):
+                call()
+
+    def _receive_cancel(self, payload: bytes) -> None:
+        if not payload:
+            return  # a queue called "cancel" shares this channel
+        try:
+            message = json.loads(payload)
+            job_id, run_lease = message["job_id"], message["run_lease"]
+        except (ValueError, TypeError, KeyError):
+            logger.warning("a cancellation that nobody can read: %.200r", payload)
+            return
+        self._cancel(job_id, run_lease)

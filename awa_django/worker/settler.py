@@ -1,0 +1,146 @@
+"""Making outcomes durable (contract: runtime/completion-heartbeat section 1, runtime/outcomes section 7)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from awa_django.outcomes import Failed
+from awa_django.planes.base import Plane, Settlement
+from awa_django.settle import settle
+from awa_django.transitions import RULES, Transition
+from awa_django.worker.service import Service
+
+__all__ = ["Settler"]
+
+logger = logging.getLogger("awa_django.worker")
+
+#: Waiting this long after the first outcome lets others join its transaction.
+GATHER_SECONDS = 0.001
+#: Pauses between tries while the database does not answer; the last one repeats (DEC-10).
+RETRY_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
+#: Deadlocks and serialization failures are tried again at once, this often.
+CONFLICT_TRIES = 3
+
+Connect = Callable[[], psycopg.Connection[Any]]
+
+
+class Settler(Service):
+    """Writes outcomes in batches and retries until they are durable or stale.
+
+    While a batch is being written the next one gathers. Several settlers may share one queue of outcomes.
+    """
+
+    def __init__(
+        self,
+        outcomes: deque[Transition],
+        *,
+        plane: Plane,
+        connect: Connect,
+        batch_size: int,
+        settled: Callable[[Settlement], None],
+    ) -> None:
+        super().__init__("settler")
+        self._outcomes = outcomes
+        self._plane = plane
+        self._connect = connect
+        self._batch_size = batch_size
+        self._settled = settled
+        self._connection: psycopg.Connection[Any] | None = None
+        self._wake = threading.Event()
+        self._asleep = False
+        #: No more retries: what cannot be written now is left to rescue.
+        self.abandon = threading.Event()
+
+    def notify(self) -> None:
+        """Say that an outcome was put on the queue. Cheap while the settler is busy."""
+        if self._asleep:
+            self._wake.set()
+
+    def stop(self) -> None:
+        super().stop()
+        self._wake.set()
+
+    def run(self) -> None:
+        self.alive = True
+        try:
+            while True:
+                batch = self._gather()
+                if batch:
+                    self._write(batch)
+                elif self.stopping.is_set():
+                    return
+        finally:
+            self._disconnect()
+
+    def _gather(self) -> list[Transition]:
+        outcomes = self._outcomes
+        if not outcomes:
+            self._asleep = True
+            if not outcomes and not self.stopping.is_set():
+                self._wake.wait()
+            self._wake.clear()
+            self._asleep = False
+        if outcomes and len(outcomes) < self._batch_size and not self.stopping.is_set():
+            time.sleep(GATHER_SECONDS)
+        batch: list[Transition] = []
+        try:
+            while len(batch) < self._batch_size:
+                batch.append(outcomes.popleft())
+        except IndexError:
+            pass
+        return batch
+
+    def _write(self, batch: Sequence[Transition]) -> None:
+        """Write a batch, whatever it takes; a batch that the database refuses is written one by one."""
+        tries = conflicts = 0
+        while True:
+            try:
+                self._settled(self._settle(batch))
+                return
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure) as error:
+                conflicts += 1
+                if conflicts <= CONFLICT_TRIES:
+                    continue
+                reason: Exception = error
+            except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+                if len(batch) > 1:
+                    logger.warning("writing %d outcomes one by one after: %s", len(batch), error)
+                    for item in batch:
+                        self._write([item])
+                    return
+                batch = [self._without_extras(batch[0], error)]
+                reason = error
+            except (psycopg.Error, OSError) as error:
+                reason = error
+            self._disconnect()
+            pause = RETRY_PAUSES[min(tries, len(RETRY_PAUSES) - 1)]
+            tries += 1
+            logger.warning("%d outcomes not stored, again in %.1f s: %s", len(batch), pause, str(reason).strip())
+            if self.abandon.wait(pause):
+                logger.error("gave up on %d outcomes; their jobs will be rescued", len(batch))
+                return
+
+    @staticmethod
+    def _without_extras(item: Transition, error: Exception) -> Transition:
+        """An outcome that the database refuses becomes a failure that says so."""
+        logger.error("the outcome of job %s cannot be stored: %s", item.attempt.job_id, error)
+        text = f"{type(error).__name__}: the outcome could not be stored: {str(error).strip()}"
+        return replace(item, outcome=Failed(text), rule=RULES[Failed], progress=None, metadata={}, left_state=True)
+
+    def _settle(self, batch: Sequence[Transition]) -> Settlement:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return settle(self._connection, self._plane, batch)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

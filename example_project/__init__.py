@@ -1,0 +1,1 @@
+"""A small shop that takes orders and leaves the rest to awa."""

@@ -1,0 +1,81 @@
+"""Settings of the example project.
+
+Environment variables, or a file ``.env`` in the repository's root, change them; see ``env(...)`` below.
+Without any of them everything works on a PostgreSQL server that the project starts by itself.
+"""
+
+from pathlib import Path
+
+import environ
+
+ROOT = Path(__file__).resolve().parent.parent
+
+env = environ.Env()
+if (ROOT / ".env").exists():
+    env.read_env(ROOT / ".env")  # what the environment already says wins
+
+# This is a shop for your own machine. A site that others reach sets both of these.
+DEBUG = env.bool("DEBUG", default=True)
+SECRET_KEY = env.str("SECRET_KEY", default="only-good-for-a-demo-that-nobody-else-reaches")
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[])
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "awa_django",
+    "example_project.shop",
+]
+
+# "embedded" starts a server of the project's own and stops it when its last user leaves.
+DATABASE_URL = env.str("DATABASE_URL", default="embedded")
+if DATABASE_URL == "embedded":
+    from example_project import embedded
+
+    DATABASE_URL = embedded.ensure_started()
+DATABASES = {"default": env.db_url_config(DATABASE_URL)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# Everything that has a good default is left out. A worker without --queue serves these.
+AWA = {
+    "QUEUES": {
+        "default": {"max_workers": 20},
+        "mail": {"max_workers": 10},
+    },
+}
+
+# Receipts are rendered and "sent", but no mail leaves this machine.
+EMAIL_BACKEND = "django.core.mail.backends.dummy.EmailBackend"
+DEFAULT_FROM_EMAIL = "shop@example.com"
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "example_project.urls"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+STATIC_URL = "static/"
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"

@@ -1,0 +1,1 @@
+"""The shop's app: models, the jobs that they cause, and the demo."""

@@ -1,0 +1,86 @@
+"""Act one: customers order, and every order enqueues its jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import cycle
+
+from django.db import transaction
+from django.utils import timezone
+
+from awa_django import Unique
+from example_project.shop import jobs
+from example_project.shop.checkout import place_order, stock_shelves
+from example_project.shop.models import Order
+
+#: Orders whose card is charged, whose parcel is tracked, and so on.
+SOME = 3
+REVIEW_DELAY = timedelta(seconds=1)
+
+
+class FormAbandoned(Exception):
+    """The customer closed the payment form; the whole checkout is undone."""
+
+
+@dataclass(frozen=True)
+class Day:
+    """What happened in the shop."""
+
+    source: str
+    orders: list[Order]
+    newsletters: int
+    #: The reference of the order that was rolled back, and the id that it had.
+    abandoned: str
+    abandoned_id: int
+    report_is_duplicate: bool
+
+
+def busy_day(source: str, orders: int, newsletters: int) -> Day:
+    """Place the orders and enqueue what follows from them, all marked with ``source``."""
+    shelves = stock_shelves()
+    baskets = cycle(
+        [
+            {shelves["TEA-01"]: 2},
+            {shelves["MUG-02"]: 1, shelves["TEA-01"]: 1},
+            {shelves["POT-03"]: 1},
+        ]
+    )
+    placed = [
+        place_order(f"{source}-{number:04}", f"customer{number}@example.com", next(baskets), source)
+        for number in range(1, orders + 1)
+    ]
+    some = placed[:SOME]
+    tags = [source]
+    with transaction.atomic():
+        for order in some:
+            jobs.charge_card.using(tags=tags).enqueue(order_id=order.pk)
+            jobs.add_loyalty_points.using(tags=tags).enqueue(order_id=order.pk)
+            jobs.track_parcel.using(tags=tags).enqueue(order_id=order.pk)
+            jobs.notify_warehouse.using(tags=tags).enqueue(order_id=order.pk)
+        first = some[0]
+        jobs.export_to_supplier.using(tags=tags).enqueue(order_id=first.pk)
+        jobs.print_label.using(tags=tags).enqueue(order_id=first.pk)
+        jobs.call_customer.using(tags=tags).enqueue(order_id=first.pk)
+        later = timezone.now() + REVIEW_DELAY
+        jobs.ask_for_review.using(tags=tags, run_at=later).enqueue(order_id=first.pk)
+    report = jobs.rebuild_sales_report.using(tags=tags, unique=Unique(by_args=True))
+    report.enqueue(source=source)
+    again = report.enqueue(source=source)
+    jobs.send_newsletter.using(tags=tags).enqueue_many(
+        [{"address": f"reader{number}@example.com"} for number in range(newsletters)]
+    )
+    reference, order_id = abandoned_checkout(source, next(baskets))
+    return Day(source, placed, newsletters, reference, order_id, again.duplicate)
+
+
+def abandoned_checkout(source: str, basket: dict) -> tuple[str, int]:
+    """An order that is saved, has its receipt enqueued, and is then rolled back with it."""
+    reference = f"{source}-abandoned"
+    order_id = 0
+    try:
+        with transaction.atomic():
+            order_id = place_order(reference, "nobody@example.com", basket, source).pk
+            raise FormAbandoned
+    except FormAbandoned:
+        return reference, order_id

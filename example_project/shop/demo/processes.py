@@ -1,0 +1,34 @@
+"""Django commands of this project as processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
+
+
+def start(*arguments: str, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start ``manage.py`` with some arguments.
+
+    In a session of its own: Ctrl-C in the terminal reaches only the caller, who then asks each process to
+    stop, once. A worker that is asked twice stops at once and hands its jobs back.
+    """
+    return subprocess.Popen(
+        [sys.executable, str(MANAGE), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+        start_new_session=True,
+    )
+
+
+def wait(process: subprocess.Popen[bytes], patience: float) -> int:
+    """The exit code of a process that was asked to end; after ``patience`` seconds it is killed."""
+    try:
+        return process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -73,5 +73,5 @@ clean: ## remove .venv, the demo's database and every cache
 	fi
 	@echo "installing from pyproject.toml (the first time takes a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,backport]' --group dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]' --group dev
 	@touch $@

@@ -9,6 +9,7 @@ into one :class:`Outcome`; :func:`awa_django.transitions.plan` decides where it 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ __all__ = [
     "Exhausted",
     "Failed",
     "Outcome",
+    "Postponed",
     "Rescued",
     "RetryAfter",
     "Snooze",
@@ -73,6 +75,14 @@ class Snooze(Outcome):
 
     def __init__(self, delay: float | timedelta) -> None:
         object.__setattr__(self, "seconds", delay_seconds(delay, "Snooze"))
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed(Outcome):
+    """The worker itself puts the job off, and marks it so that operators can find it. Not for handlers."""
+
+    seconds: float
+    metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from awa_django.outcomes import (
     Exhausted,
     Failed,
     Outcome,
+    Postponed,
     Rescued,
     RetryAfter,
     Snooze,
@@ -80,9 +81,8 @@ RULES: Mapping[type[Outcome], Rule] = {
     Rescued: Rule(JobState.RETRYABLE, Event.RESCUED, "rescued", Delay.BACKOFF),
     DeadlineExceeded: Rule(JobState.RETRYABLE, Event.RESCUED, "deadline_expired", Delay.BACKOFF),
     # Silent: no event, no follow-up.
-    Snooze: Rule(
-        JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False
-    ),
+    Snooze: Rule(JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False),
+    Postponed: Rule(JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False),
 }
 
 
@@ -190,7 +190,7 @@ def land_one(
         errors=errors,
         metadata={**taken.metadata, **metadata} if metadata else taken.metadata,
         progress=kept,
-        delay=outcome.seconds if isinstance(outcome, RetryAfter | Snooze) else None,
+        delay=outcome.seconds if isinstance(outcome, RetryAfter | Snooze | Postponed) else None,
         finalized_at=taken.taken_at if rule.finalizes else None,
         dlq_reason=dlq_reason,
     )

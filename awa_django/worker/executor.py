@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.db import close_old_connections, connections, reset_queries
@@ -35,7 +35,13 @@ IDLE_SECONDS = 1.0
 #: Between two looks at attempts that have a time limit.
 TIMEOUT_TICK_SECONDS = 0.1
 
-Finish = Callable[[Flight, Outcome], None]
+class Finish(Protocol):
+    """What takes an outcome; ``returned`` is False while the handler still runs and keeps its slot."""
+
+    def __call__(self, flight: Flight, outcome: Outcome, *, returned: bool = True) -> None: ...
+
+
+
 Flush = Callable[[Flight], None]
 
 
@@ -162,7 +168,10 @@ class ThreadPool:
 
 
 class Executor:
-    """Runs attempts. ``finish`` is called exactly once for each, from any thread, when its outcome is known."""
+    """Runs attempts. ``finish`` is called from any thread when an outcome is known.
+
+    It is called once more with ``returned`` when a plain function comes back from beyond its time limit.
+    """
 
     def __init__(
         self,
@@ -371,7 +380,9 @@ class Executor:
                 logger.warning(
                     "job %s (%s) outlived its limit of %g s", flight.attempt.job_id, flight.attempt.kind, limit
                 )
-                self._finish(flight, Failed(f"TimeoutError: still running after its limit of {limit:g} s"))
+                self._finish(
+                    flight, Failed(f"TimeoutError: still running after its limit of {limit:g} s"), returned=False
+                )
 
 
 class _Context:

@@ -370,14 +370,12 @@ BEGIN
 END
 $$;
 
-DROP TRIGGER IF EXISTS queue_enqueue_heads_sequence_sync ON awa.queue_enqueue_heads;
-CREATE TRIGGER queue_enqueue_heads_sequence_sync
+CREATE OR REPLACE TRIGGER queue_enqueue_heads_sequence_sync
     BEFORE INSERT OR UPDATE OF next_seq ON awa.queue_enqueue_heads
     FOR EACH ROW
     EXECUTE FUNCTION awa.queue_enqueue_head_sequence_sync();
 
-DROP TRIGGER IF EXISTS queue_claim_heads_sequence_sync ON awa.queue_claim_heads;
-CREATE TRIGGER queue_claim_heads_sequence_sync
+CREATE OR REPLACE TRIGGER queue_claim_heads_sequence_sync
     BEFORE INSERT OR UPDATE OF claim_seq ON awa.queue_claim_heads
     FOR EACH ROW
     EXECUTE FUNCTION awa.queue_claim_head_sequence_sync();

@@ -17,7 +17,7 @@ CREATE OR REPLACE FUNCTION awa.insert_job_compat(
     p_metadata jsonb DEFAULT '{}'::jsonb,
     p_tags text[] DEFAULT ARRAY[]::text[],
     p_unique_key bytea DEFAULT NULL::bytea,
-    p_unique_states bit DEFAULT NULL::bit,
+    p_unique_states bit DEFAULT NULL::"bit",
     p_ordering_key bytea DEFAULT NULL::bytea
 )
 RETURNS awa.jobs

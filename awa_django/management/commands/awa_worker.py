@@ -1,0 +1,202 @@
+"""``manage.py awa_worker``: run jobs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError
+
+from awa_django import __version__
+from awa_django.conf import QueueConfig, Settings, get_settings
+from awa_django.errors import AwaError, ConfigurationError
+from awa_django.queue_names import queue_name_fault
+from awa_django.worker.exit_codes import Exit
+from awa_django.worker.process import Worker
+from awa_django.worker.supervisor import CHILD_VARIABLE, Supervisor, parent_is_gone
+
+#: Between two looks of a child at whether its supervisor lives.
+PARENT_LOOK_SECONDS = 1.0
+
+
+class Command(BaseCommand):
+    """Parses the command line, runs a worker or a supervisor, and answers with an exit code."""
+
+    help = (
+        "Run jobs. Serves the queues named here, or those of settings.AWA['QUEUES']. "
+        "One TERM or INT stops claiming, lets running jobs finish within the grace time and hands the rest back; "
+        "a second one ends at once. Exit codes: 0 stopped and drained, 1 broke down, 2 wrong options, settings or "
+        "schema, 3 attempts left behind, 4 database unreachable at start."
+    )
+    requires_migrations_checks = False
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(
+            prog_name, subcommand, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--queue",
+            action="append",
+            dest="queues",
+            metavar="NAME[:N]",
+            help="serve this queue, with at most N jobs at once; may be given several times",
+        )
+        parser.add_argument("--processes", type=_count, default=1, metavar="N", help="worker processes")
+        parser.add_argument(
+            "--threads",
+            type=_count,
+            metavar="N",
+            help="jobs at once in each process and queue, for queues that do not say (setting: max_workers, 50)",
+        )
+        parser.add_argument(
+            "--drain", action="store_true", help="stop as soon as the queues hold nothing that is due"
+        )
+        parser.add_argument(
+            "--drain-ahead",
+            type=_seconds,
+            default=0.0,
+            metavar="SECONDS",
+            help="with --drain: also wait for jobs, such as retries, that are due within this time",
+        )
+        parser.add_argument(
+            "--drain-timeout",
+            type=_seconds,
+            metavar="SECONDS",
+            help="grace time after the first signal (setting: DRAIN_TIMEOUT, 30)",
+        )
+        maintenance = parser.add_mutually_exclusive_group()
+        maintenance.add_argument(
+            "--no-maintenance",
+            action="store_true",
+            help="never lead: leave promotion, rescue and pruning to another worker",
+        )
+        maintenance.add_argument(
+            "--maintenance-only", action="store_true", help="run no jobs, only compete for leading the maintenance"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self._log_to_stderr(options["verbosity"])
+        try:
+            code = self._run(options)
+        except (ConfigurationError, AwaError) as error:
+            raise CommandError(str(error), returncode=Exit.USAGE) from error
+        except OperationalError as error:
+            raise CommandError(
+                f"cannot reach the database: {str(error).strip()}", returncode=Exit.UNREACHABLE
+            ) from error
+        if code != Exit.OK:
+            # Threads of handlers that ignore every signal must not hold the process up.
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code) if threading.active_count() > 1 else sys.exit(code)
+
+    def _run(self, options: dict[str, Any]) -> int:
+        settings = get_settings()
+        if options["drain_timeout"] is not None:
+            settings = replace(settings, drain_timeout=timedelta(seconds=options["drain_timeout"]))
+        queues = [] if options["maintenance_only"] else self._queues(settings, options)
+        if options["drain"] and options["maintenance_only"]:
+            raise ConfigurationError("--drain waits for jobs, --maintenance-only runs none; drop one of them")
+        child = os.environ.get(CHILD_VARIABLE)
+        if options["processes"] > 1 and child is None:
+            return self._supervise(options["processes"], drain=options["drain"])
+        worker = Worker(settings, queues, lead=not options["no_maintenance"])
+        signals = _Signals()
+        self.stdout.write(f"awa_worker {__version__}, {worker.prepare()}")
+        worker.start()
+        if options["drain"]:
+            worker.wait_idle(timedelta(seconds=options["drain_ahead"]), signals.first)
+        else:
+            parent = os.getppid()
+            while not signals.first.wait(PARENT_LOOK_SECONDS):
+                if child is not None and parent_is_gone(parent):
+                    break
+        return int(worker.stop(signals.second))
+
+    @staticmethod
+    def _supervise(processes: int, *, drain: bool) -> int:
+        supervisor = Supervisor(processes, drain=drain)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: supervisor.signal(signal.Signals(number)))
+        return supervisor.run()
+
+    @staticmethod
+    def _queues(settings: Settings, options: dict[str, Any]) -> list[QueueConfig]:
+        named: Sequence[str] = options["queues"] or []
+        queues: dict[str, QueueConfig] = {}
+        for text in named:
+            name, colon, number = text.rpartition(":")
+            if not (colon and number.isdecimal()):
+                name, number = text, ""
+            if fault := queue_name_fault(name):
+                raise ConfigurationError(f"--queue {text}: {fault}")
+            if name in queues:
+                raise ConfigurationError(f"--queue {name} is given twice")
+            queues[name] = settings.queue(name)
+            if number:
+                queues[name] = replace(queues[name], max_workers=int(number))
+            elif options["threads"]:
+                queues[name] = replace(queues[name], max_workers=options["threads"])
+        if queues:
+            return list(queues.values())
+        return [
+            replace(queue, max_workers=options["threads"]) if options["threads"] else queue
+            for queue in settings.queues.values()
+        ]
+
+    @staticmethod
+    def _log_to_stderr(verbosity: int) -> None:
+        """Show the worker's log when the project did not say where logs go."""
+        logger = logging.getLogger("awa_django")
+        if logger.hasHandlers():
+            return
+        level = {0: logging.ERROR, 1: logging.WARNING, 2: logging.INFO}.get(verbosity, logging.DEBUG)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(level)
+
+
+class _Signals:
+    """The first TERM or INT asks to stop, the second to hurry, the third ends the process."""
+
+    def __init__(self) -> None:
+        self.first = threading.Event()
+        self.second = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: object) -> None:
+        if not self.first.is_set():
+            self.first.set()
+        elif not self.second.is_set():
+            self.second.set()
+        else:
+            os._exit(Exit.LEFT_BEHIND)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 10**9:
+        raise argparse.ArgumentTypeError(f"a number of seconds is needed, not {text!r}")
+    return seconds

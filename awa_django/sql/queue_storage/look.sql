@@ -1,0 +1,63 @@
+-- What the leader looks at about once a second to know what is worth doing.
+
+-- name: look
+-- When the next deferred job is due, how the rings stand, and how large the children of each slot are.
+-- A size of zero means that nothing was written since the slot was emptied; it needs no scan.
+-- rows:  one
+-- locks: none that anybody but the emptying of a slot waits for
+SELECT
+    statement_timestamp() AS now,
+    extract(
+        epoch FROM least(
+            (
+                SELECT run_at
+                FROM awa.deferred_jobs
+                WHERE state = 'scheduled'
+                    AND queue <> ALL (ARRAY(SELECT queue FROM awa.queue_meta WHERE paused))
+                ORDER BY run_at
+                LIMIT 1
+            ),
+            (
+                SELECT run_at
+                FROM awa.deferred_jobs
+                WHERE state = 'retryable'
+                    AND queue <> ALL (ARRAY(SELECT queue FROM awa.queue_meta WHERE paused))
+                ORDER BY run_at
+                LIMIT 1
+            )
+        ) - statement_timestamp()
+    )::double precision AS due_in,
+    queue_ring.generation AS queue_generation,
+    ARRAY(
+        SELECT sum(pg_relation_size(format('awa.%%s_%%s', family, slot)::regclass))::bigint
+        FROM generate_series(0, queue_ring.slot_count - 1) AS slot,
+            unnest(ARRAY[
+                'ready_entries', 'ready_claim_attempt_batches', 'done_entries', 'ready_tombstones',
+                'ready_segments', 'receipt_completion_batches', 'receipt_completion_tombstones',
+                'queue_terminal_count_deltas'
+            ]) AS family
+        GROUP BY slot
+        ORDER BY slot
+    ) AS queue_bytes,
+    claim_ring.generation AS claim_generation,
+    ARRAY(
+        SELECT sum(pg_relation_size(format('awa.%%s_%%s', family, slot)::regclass))::bigint
+        FROM generate_series(0, claim_ring.slot_count - 1) AS slot,
+            unnest(ARRAY[
+                'lease_claims', 'lease_claim_batches', 'lease_claim_closures', 'lease_claim_closure_batches'
+            ]) AS family
+        GROUP BY slot
+        ORDER BY slot
+    ) AS claim_bytes,
+    lease_ring.generation AS lease_generation,
+    ARRAY(
+        SELECT pg_relation_size(format('awa.leases_%%s', slot)::regclass)
+        FROM generate_series(0, lease_ring.slot_count - 1) AS slot
+        ORDER BY slot
+    ) AS lease_bytes,
+    EXISTS (SELECT FROM awa.jobs_hot) OR EXISTS (SELECT FROM awa.scheduled_jobs) AS canonical_rows,
+    EXISTS (
+        SELECT FROM awa.batch_operations
+        WHERE state IN ('pending', 'scanning', 'running', 'cancelling')
+    ) AS operations
+FROM awa.queue_ring_state AS queue_ring, awa.claim_ring_state AS claim_ring, awa.lease_ring_state AS lease_ring;

@@ -1,0 +1,369 @@
+"""One worker process: its services, how they start and how they stop (contract: runtime/shutdown-health)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from awa_django.conf import QueueConfig, Settings
+from awa_django.db import connect
+from awa_django.encoding import encode
+from awa_django.errors import InvalidJob
+from awa_django.jobs import RESULT_KEY, UNKNOWN_KIND_KEY
+from awa_django.outcomes import Completed, Outcome, Postponed, Snooze, Terminal
+from awa_django.planes.base import Settlement
+from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.registry import registry
+from awa_django.sql import statement
+from awa_django.transitions import Transition, plan
+from awa_django.worker.dispatcher import Dispatcher
+from awa_django.worker.executor import Executor
+from awa_django.worker.flights import Flight, Flights, describe
+from awa_django.worker.heartbeat import Heartbeat
+from awa_django.worker.listener import Listener
+from awa_django.worker.settler import Settler
+
+__all__ = ["Runtime", "Stopped"]
+
+logger = logging.getLogger("awa_django.worker")
+
+#: A kept result above this is dropped; the job has succeeded all the same.
+MAX_RESULT_BYTES = 64 * 1024
+#: A job of an unknown kind is put off for this long, doubling up to the second.
+UNKNOWN_FIRST_SECONDS = 30
+UNKNOWN_LONGEST_SECONDS = 600
+#: Time for handing attempts back and for the services to end, after the grace time.
+HAND_BACK_SECONDS = 1.0
+SERVICES_SECONDS = 2.0
+#: Between two looks at whether a draining worker is done.
+IDLE_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """How a worker stopped: attempts handed back, and attempts left to rescue."""
+
+    handed_back: int = 0
+    left_behind: int = 0
+
+
+class Runtime:
+    """Claims, runs and settles the jobs of some queues in this process.
+
+    ``start`` returns when the worker claims; ``stop`` drains and returns what became of the rest. The storage
+    must have been resolved before.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        queues: Sequence[QueueConfig],
+        *,
+        threads: int | None = None,
+        settlers: int = 1,
+    ) -> None:
+        self.settings = settings
+        self.queues = {queue.name: queue for queue in queues}
+        self.plane = QueueStoragePlane()
+        self.flights = Flights()
+        capacity = sum(queue.max_workers for queue in queues)
+        self._most_finalizing = max(4096, 4 * capacity)
+        self._holding_back = False
+        self._outcomes: deque[Transition] = deque()
+        self.settlers = [
+            Settler(
+                self._outcomes,
+                plane=self.plane,
+                connect=self._connecting("settle"),
+                batch_size=settings.settle_batch_size,
+                settled=self._settled,
+            )
+            for _ in range(settlers)
+        ]
+        self.heartbeat = Heartbeat(
+            self.flights,
+            plane=self.plane,
+            connect=self._connecting("heartbeat"),
+            interval=settings.heartbeat_interval.total_seconds(),
+        )
+        self.executor = Executor(
+            registry.get,
+            finish=self.finish,
+            unknown=self._unknown_kind,
+            flush=self.heartbeat.flush,
+            threads=capacity if threads is None else threads,
+        )
+        self.dispatchers = {
+            queue.name: Dispatcher(
+                queue,
+                plane=self.plane,
+                connect=self._connecting(f"claim {queue.name}"),
+                start_flights=self._start_flights,
+                poll_seconds=self._poll_seconds,
+                held_back=self._held_back,
+                nudge=self.executor.nudge,
+            )
+            for queue in queues
+        }
+        self.listener = Listener(
+            {name: dispatcher.wake for name, dispatcher in self.dispatchers.items()},
+            cancel=self._cancel,
+            connect=self._connecting("listen"),
+        )
+        self.claiming_stopped = threading.Event()
+
+    def _connecting(self, purpose: str) -> Any:
+        settings = self.settings
+
+        def open_session() -> psycopg.Connection[Any]:
+            return connect(
+                settings.database, application_name=f"awa_worker {purpose}"[:63], prepare=settings.listen
+            )
+
+        return open_session
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the services in the contract's order; listening begins before the first claim."""
+        for settler in self.settlers:
+            settler.start()
+        if self.settings.listen:
+            self.listener.start()
+        self.heartbeat.start()
+        for dispatcher in self.dispatchers.values():
+            dispatcher.start()
+
+    def stop_claiming(self) -> None:
+        """Start no more rounds, and ask the handlers to stop."""
+        for dispatcher in self.dispatchers.values():
+            dispatcher.stop()
+        self.claiming_stopped.set()
+        for dispatcher in self.dispatchers.values():
+            dispatcher.join(5.0)
+        self.flights.cancel_all()
+
+    def drained(self, timeout: float) -> bool:
+        """Wait until every attempt's outcome is durable; whether that came to pass."""
+        return self.flights.wait_empty(timeout)
+
+    def stop(self, hurry: threading.Event | None = None) -> Stopped:
+        """Stop claiming, let attempts finish within the grace time, hand the rest back, end the services.
+
+        ``hurry`` set cuts the grace time short.
+        """
+        self.stop_claiming()
+        until = time.monotonic() + self.settings.drain_timeout.total_seconds()
+        while not (hurry is not None and hurry.is_set()):
+            remaining = until - time.monotonic()
+            if remaining <= 0 or self.drained(min(remaining, 0.05)):
+                break
+        handed_back = self._hand_back()
+        stopped = Stopped(handed_back, self._end_services())
+        if stopped.left_behind:
+            logger.warning(
+                "left %d attempts behind: %s", stopped.left_behind, describe(self.flights.all())
+            )
+        return stopped
+
+    def _hand_back(self) -> int:
+        """Give attempts whose handler still runs back to the queue, due at once and not charged."""
+        running = [flight for flight in self.flights.all() if self.flights.finish(flight)]
+        if running:
+            logger.warning("handing back %d running attempts: %s", len(running), describe(running))
+            for flight in running:
+                self._put(flight, plan(flight.attempt, Snooze(0), progress=flight.progress))
+        return len(running)
+
+    def _end_services(self) -> int:
+        if not self.drained(HAND_BACK_SECONDS):
+            for settler in self.settlers:
+                settler.abandon.set()
+        self.executor.close()
+        services = [*self.settlers, self.heartbeat, *([self.listener] if self.settings.listen else [])]
+        for service in services:
+            service.stop()
+        until = time.monotonic() + SERVICES_SECONDS
+        for service in services:
+            service.join(max(0.0, until - time.monotonic()))
+        return len(self.flights)
+
+    # -- what the services ask --------------------------------------------------------------------------
+
+    def _start_flights(self, flights: Sequence[Flight]) -> None:
+        self.flights.add(flights)
+        if self.claiming_stopped.is_set():
+            # A claim that was on its way when the worker was told to stop: its jobs run, asked to be brief.
+            for flight in flights:
+                flight.cancelled = True
+        self.executor.submit(flights)
+
+    def _poll_seconds(self) -> float:
+        settings = self.settings
+        interval = settings.listen_poll_interval if self.listener.alive else settings.poll_interval
+        return interval.total_seconds()
+
+    def _held_back(self) -> bool:
+        waiting = len(self._outcomes)
+        if self._holding_back:
+            self._holding_back = waiting > self._most_finalizing // 2
+        elif waiting > self._most_finalizing:
+            logger.warning("claiming stops until %d outcomes are stored", waiting)
+            self._holding_back = True
+        return self._holding_back
+
+    def _cancel(self, job_id: int, run_lease: int) -> None:
+        flight = self.flights.get(job_id, run_lease)
+        if flight is not None:
+            flight.cancelled = True
+
+    def finish(self, flight: Flight, outcome: Outcome, *, returned: bool = True) -> None:
+        """Take the outcome of an attempt: free its permit, and have the outcome stored."""
+        if returned:
+            flight.dispatcher.release()
+        if not self.flights.finish(flight):
+            return
+        metadata: Mapping[str, Any] | None = None
+        if isinstance(outcome, Completed):
+            if outcome.result is not None:
+                metadata = _kept_result(flight, outcome.result)
+        elif isinstance(outcome, Postponed):
+            metadata = outcome.metadata
+        settings = self.settings
+        self._put(
+            flight,
+            plan(
+                flight.attempt,
+                outcome,
+                progress=flight.progress,
+                metadata=metadata,
+                dead_letters=settings.dead_letters(flight.attempt.queue),
+                retry_after_exhausts=settings.retry_after_exhausts,
+                left_state=flight.left_state,
+            ),
+        )
+
+    def _put(self, flight: Flight, transition: Transition) -> None:
+        self._outcomes.append(transition)
+        for settler in self.settlers:
+            settler.notify()
+
+    def _settled(self, settlement: Settlement) -> None:
+        for item in settlement.stale:
+            logger.warning(
+                "job %s (%s): the outcome of attempt %d came too late; somebody else has decided",
+                item.attempt.job_id,
+                item.attempt.kind,
+                item.attempt.attempt,
+            )
+        for landed in settlement.landed:
+            job = landed.job
+            entry = job.errors[-1]["error"].partition("\n")[0] if job.errors else ""
+            if landed.duplicate:
+                logger.warning("job %s (%s) ended as a duplicate: %s", job.id, job.kind, entry)
+            elif job.state == "failed":
+                logger.error("job %s (%s) failed for good in attempt %d: %s", job.id, job.kind, job.attempt, entry)
+            elif job.state == "retryable":
+                logger.warning(
+                    "job %s (%s) attempt %d failed, again at %s: %s",
+                    job.id, job.kind, job.attempt, job.run_at.isoformat(timespec="seconds"), entry,
+                )  # fmt: skip
+            else:
+                logger.info("job %s (%s) is %s", job.id, job.kind, job.state)
+        self.flights.forget(
+            [
+                *((item.attempt.job_id, item.attempt.run_lease) for item in settlement.completed),
+                *((item.attempt.job_id, item.attempt.run_lease) for item in settlement.stale),
+                *((item.landing.taken.job_id, item.landing.taken.run_lease) for item in settlement.landed),
+            ]
+        )
+
+    def _unknown_kind(self, flight: Flight) -> Outcome:
+        """What becomes of a job that no code here knows (ADR-006)."""
+        attempt, settings = flight.attempt, self.settings
+        message = f"unknown job kind: {attempt.kind}"
+        now = datetime.now(UTC)
+        mark = attempt.metadata.get(UNKNOWN_KIND_KEY)
+        since, times = _read_mark(mark, now)
+        if settings.unknown_kind == "fail" or now - since >= settings.unknown_kind_grace:
+            logger.error("job %s: %s", attempt.job_id, message)
+            return Terminal(message)
+        seconds = min(UNKNOWN_FIRST_SECONDS * 2 ** min(times, 10), UNKNOWN_LONGEST_SECONDS)
+        logger.warning(
+            "job %s is of kind %r, which this worker does not know; handed back for %d s", attempt.job_id, attempt.kind, seconds
+        )
+        return Postponed(
+            float(seconds), {UNKNOWN_KIND_KEY: {"since": since.isoformat(), "times": times + 1}}
+        )
+
+    # -- draining ---------------------------------------------------------------------------------------
+
+    def wait_idle(self, ahead: timedelta, stop: threading.Event) -> bool:
+        """Wait until the served queues have nothing to claim, nothing runs here, and nothing is due within ``ahead``.
+
+        False if ``stop`` was set first.
+        """
+        while True:
+            if self._wait_claimed_out(stop):
+                if not self._due_within(ahead):
+                    # Something may have been promoted between the two looks: look once more.
+                    for dispatcher in self.dispatchers.values():
+                        dispatcher.empty.clear()
+                        dispatcher.wake()
+                    if self._wait_claimed_out(stop):
+                        return True
+                elif not stop.wait(IDLE_LOOK_SECONDS):
+                    continue
+            if stop.is_set():
+                return False
+
+    def _wait_claimed_out(self, stop: threading.Event) -> bool:
+        """Wait until the last claims found nothing and every outcome is durable; False if ``stop`` was set."""
+        while not stop.is_set():
+            if self.drained(IDLE_LOOK_SECONDS) and all(item.empty.wait(0) for item in self.dispatchers.values()):
+                return not len(self.flights)
+            stop.wait(IDLE_LOOK_SECONDS / 10)
+        return False
+
+    def _due_within(self, ahead: timedelta) -> bool:
+        with connect(self.settings.database, application_name="awa_worker drain", prepare=False) as connection:
+            row = connection.execute(
+                statement("queue_storage/counts", "due_within"), {"queues": list(self.queues), "ahead": ahead}
+            ).fetchone()
+        assert row is not None
+        return bool(row[0])
+
+
+def _read_mark(mark: Any, now: datetime) -> tuple[datetime, int]:
+    """When a job was first found unknown, and how often; a mark that nobody can read counts as none."""
+    try:
+        since = datetime.fromisoformat(mark["since"])
+        return (since if since.tzinfo else since.replace(tzinfo=UTC)), max(int(mark["times"]), 0)
+    except (TypeError, KeyError, ValueError):
+        return now, 0
+
+
+def _kept_result(flight: Flight, result: Any) -> Mapping[str, Any] | None:
+    """A result as metadata, or None where it cannot be kept; never a reason to run the job again."""
+    attempt = flight.attempt
+    try:
+        value = encode(result, "result")
+    except InvalidJob as error:
+        logger.warning("job %s (%s): its result is not kept: %s", attempt.job_id, attempt.kind, error)
+        return None
+    size = len(json.dumps(value, ensure_ascii=False).encode())
+    if size > MAX_RESULT_BYTES:
+        logger.warning(
+            "job %s (%s): its result is not kept: %d bytes, at most %d", attempt.job_id, attempt.kind, size, MAX_RESULT_BYTES
+        )
+        return None
+    return {RESULT_KEY: value}

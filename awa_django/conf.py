@@ -145,7 +145,9 @@ def _duration(path: str, value: object, *, zero: bool = False) -> timedelta:
     except (OverflowError, ValueError):
         raise _Fault(path, f"{value!r} seconds is no usable duration") from None
     if span < timedelta(0) or (not span and not zero):
-        raise _Fault(path, f"a duration {'of zero or more' if zero else 'above zero'} is needed, not {value!r}")
+        raise _Fault(
+            path, f"a duration {'of zero or more' if zero else 'above zero'} is needed, not {value!r}"
+        )
     return span
 
 

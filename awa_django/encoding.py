@@ -446,7 +446,9 @@ def _dataclass(hint: type[Any]) -> Decoder:
     required = frozenset(
         field.name
         for field in dataclasses.fields(hint)
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.init
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
     )
 
     def convert(value: Any) -> Any:

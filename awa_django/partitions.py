@@ -81,7 +81,9 @@ class PartitionedQueue:
         if not names:
             raise InvalidJob("physical_queues", "at least one queue is needed")
         if len(names) > _MAX_PARTITIONS:
-            raise InvalidJob("physical_queues", f"{len(names)} queues, at most {_MAX_PARTITIONS} are possible")
+            raise InvalidJob(
+                "physical_queues", f"{len(names)} queues, at most {_MAX_PARTITIONS} are possible"
+            )
         seen: set[str] = set()
         for index, name in enumerate(names):
             if not isinstance(name, str):
@@ -142,7 +144,8 @@ class PartitionedQueue:
         """One queue configuration for each partition, in the form other awa clients take; all capacities are each's own."""
         if (max_workers_per_partition is None) == (min_workers_per_partition is None):
             raise InvalidJob(
-                "queue_configs", "exactly one of max_workers_per_partition and min_workers_per_partition is needed"
+                "queue_configs",
+                "exactly one of max_workers_per_partition and min_workers_per_partition is needed",
             )
         for name, value in (
             ("max_workers_per_partition", max_workers_per_partition),

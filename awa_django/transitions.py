@@ -7,7 +7,7 @@ Pure: no cursor, no clock. A plane's ``take`` supplies the job and the database'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -72,17 +72,17 @@ RULES: Mapping[type[Outcome], Rule] = {
     RetryAfter: Rule(JobState.RETRYABLE, Event.RETRIED, "retryable", Delay.GIVEN),
     Failed: Rule(JobState.RETRYABLE, Event.RETRIED, "retryable", Delay.BACKOFF),
     Exhausted: Rule(
-        JobState.FAILED, Event.EXHAUSTED, "retryable", terminal=True, dlq_reason=Exhausted.dlq_reason
+        JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Exhausted.dlq_reason
     ),
-    Terminal: Rule(
-        JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Terminal.dlq_reason
-    ),
+    Terminal: Rule(JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Terminal.dlq_reason),
     Cancel: Rule(JobState.CANCELLED, Event.CANCELLED, "cancelled"),
     Rescued: Rule(JobState.RETRYABLE, Event.RESCUED, "rescued", Delay.BACKOFF),
     DeadlineExceeded: Rule(JobState.RETRYABLE, Event.RESCUED, "deadline_expired", Delay.BACKOFF),
     # Silent: no event, no follow-up.
     Snooze: Rule(JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False),
-    Postponed: Rule(JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False),
+    Postponed: Rule(
+        JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False
+    ),
 }
 
 
@@ -202,6 +202,9 @@ def land(taken: Sequence[Taken], transitions: Sequence[Transition]) -> list[Land
     landings = []
     for job in taken:
         item = decided[job.job_id, job.run_lease]
+        if isinstance(item.outcome, Completed):
+            # A success says what its claim said, which is nothing for a compact receipt.
+            job = replace(job, attempted_at=item.attempt.attempted_at)
         landings.append(
             land_one(
                 job,

@@ -79,12 +79,15 @@ class Unique:
         if self.by_period is not None:
             if isinstance(self.by_period, bool) or not isinstance(self.by_period, int):
                 raise InvalidJob(
-                    "unique.by_period", f"a bucket number is needed, not {self.by_period!r}; durations go in period="
+                    "unique.by_period",
+                    f"a bucket number is needed, not {self.by_period!r}; durations go in period=",
                 )
             if not -(2**63) <= self.by_period < 2**63:
                 raise InvalidJob("unique.by_period", f"{self.by_period} does not fit in 64 bits")
             if self.period is not None:
-                raise InvalidJob("unique.period", "give either by_period, a bucket number, or period, a duration")
+                raise InvalidJob(
+                    "unique.period", "give either by_period, a bucket number, or period, a duration"
+                )
         if self.period is not None:
             object.__setattr__(self, "period", _positive(self.period))
         mask = _mask(self.states)

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -102,7 +102,8 @@ def checked_metadata(metadata: object) -> dict[str, Any]:
             key.startswith("awa:") and key not in ("awa:traceparent", "awa:tracestate")
         ):
             raise InvalidJob(
-                member_path("metadata", key), "keys beginning with _awa_ or awa: belong to awa; choose another"
+                member_path("metadata", key),
+                "keys beginning with _awa_ or awa: belong to awa; choose another",
             )
     return encoded
 
@@ -118,7 +119,7 @@ def checked_run_at(run_at: object) -> datetime | None:
             return None
         case timedelta():
             try:
-                return timezone.now().astimezone(timezone.get_default_timezone()) + run_at
+                return datetime.now(UTC) + run_at
             except OverflowError:
                 raise InvalidJob("run_at", f"{run_at} from now is beyond any calendar") from None
         case datetime() if timezone.is_naive(run_at):

@@ -35,11 +35,11 @@ IDLE_SECONDS = 1.0
 #: Between two looks at attempts that have a time limit.
 TIMEOUT_TICK_SECONDS = 0.1
 
+
 class Finish(Protocol):
     """What takes an outcome; ``returned`` is False while the handler still runs and keeps its slot."""
 
     def __call__(self, flight: Flight, outcome: Outcome, *, returned: bool = True) -> None: ...
-
 
 
 Flush = Callable[[Flight], None]
@@ -271,6 +271,8 @@ class Executor:
                 outcome = prepared
             else:
                 kind, call = prepared
+                if context in SyncToAsync.context_to_thread_executor:
+                    await sync_to_async(self._before_job)()
                 if kind.timeout is None:
                     result = await call()
                 else:
@@ -378,10 +380,15 @@ class Executor:
             for flight, limit in late:
                 flight.cancelled = True
                 logger.warning(
-                    "job %s (%s) outlived its limit of %g s", flight.attempt.job_id, flight.attempt.kind, limit
+                    "job %s (%s) outlived its limit of %g s",
+                    flight.attempt.job_id,
+                    flight.attempt.kind,
+                    limit,
                 )
                 self._finish(
-                    flight, Failed(f"TimeoutError: still running after its limit of {limit:g} s"), returned=False
+                    flight,
+                    Failed(f"TimeoutError: still running after its limit of {limit:g} s"),
+                    returned=False,
                 )
 
 
@@ -398,5 +405,3 @@ def _payload_fault(payload: Any) -> str | None:
         if value is not None and not isinstance(value, shape):
             return f"{key} is no {'object' if shape is dict else 'array'}"
     return None
-
-

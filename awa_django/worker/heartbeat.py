@@ -57,7 +57,9 @@ class Heartbeat(Service):
 
     def beat(self) -> None:
         """One round for everything held."""
-        flights = sorted((flight for flight in self._flights.all() if not flight.lost), key=lambda item: item.pair)
+        flights = sorted(
+            (flight for flight in self._flights.all() if not flight.lost), key=lambda item: item.pair
+        )
         for start in range(0, len(flights), BATCH):
             self._send(flights[start : start + BATCH])
 

@@ -170,9 +170,7 @@ class Runtime:
         handed_back = self._hand_back()
         stopped = Stopped(handed_back, self._end_services())
         if stopped.left_behind:
-            logger.warning(
-                "left %d attempts behind: %s", stopped.left_behind, describe(self.flights.all())
-            )
+            logger.warning("left %d attempts behind: %s", stopped.left_behind, describe(self.flights.all()))
         return stopped
 
     def _hand_back(self) -> int:
@@ -271,7 +269,9 @@ class Runtime:
             if landed.duplicate:
                 logger.warning("job %s (%s) ended as a duplicate: %s", job.id, job.kind, entry)
             elif job.state == "failed":
-                logger.error("job %s (%s) failed for good in attempt %d: %s", job.id, job.kind, job.attempt, entry)
+                logger.error(
+                    "job %s (%s) failed for good in attempt %d: %s", job.id, job.kind, job.attempt, entry
+                )
             elif job.state == "retryable":
                 logger.warning(
                     "job %s (%s) attempt %d failed, again at %s: %s",
@@ -299,11 +299,12 @@ class Runtime:
             return Terminal(message)
         seconds = min(UNKNOWN_FIRST_SECONDS * 2 ** min(times, 10), UNKNOWN_LONGEST_SECONDS)
         logger.warning(
-            "job %s is of kind %r, which this worker does not know; handed back for %d s", attempt.job_id, attempt.kind, seconds
+            "job %s is of kind %r, which this worker does not know; handed back for %d s",
+            attempt.job_id,
+            attempt.kind,
+            seconds,
         )
-        return Postponed(
-            float(seconds), {UNKNOWN_KIND_KEY: {"since": since.isoformat(), "times": times + 1}}
-        )
+        return Postponed(float(seconds), {UNKNOWN_KIND_KEY: {"since": since.isoformat(), "times": times + 1}})
 
     # -- draining ---------------------------------------------------------------------------------------
 
@@ -329,13 +330,17 @@ class Runtime:
     def _wait_claimed_out(self, stop: threading.Event) -> bool:
         """Wait until the last claims found nothing and every outcome is durable; False if ``stop`` was set."""
         while not stop.is_set():
-            if self.drained(IDLE_LOOK_SECONDS) and all(item.empty.wait(0) for item in self.dispatchers.values()):
+            if self.drained(IDLE_LOOK_SECONDS) and all(
+                item.empty.wait(0) for item in self.dispatchers.values()
+            ):
                 return not len(self.flights)
             stop.wait(IDLE_LOOK_SECONDS / 10)
         return False
 
     def _due_within(self, ahead: timedelta) -> bool:
-        with connect(self.settings.database, application_name="awa_worker drain", prepare=False) as connection:
+        with connect(
+            self.settings.database, application_name="awa_worker drain", prepare=False
+        ) as connection:
             row = connection.execute(
                 statement("queue_storage/counts", "due_within"), {"queues": list(self.queues), "ahead": ahead}
             ).fetchone()
@@ -363,7 +368,11 @@ def _kept_result(flight: Flight, result: Any) -> Mapping[str, Any] | None:
     size = len(json.dumps(value, ensure_ascii=False).encode())
     if size > MAX_RESULT_BYTES:
         logger.warning(
-            "job %s (%s): its result is not kept: %d bytes, at most %d", attempt.job_id, attempt.kind, size, MAX_RESULT_BYTES
+            "job %s (%s): its result is not kept: %d bytes, at most %d",
+            attempt.job_id,
+            attempt.kind,
+            size,
+            MAX_RESULT_BYTES,
         )
         return None
     return {RESULT_KEY: value}

@@ -57,7 +57,9 @@ class Service(ABC):
                 if self.stopping.is_set():
                     break
                 pause = FIRST_PAUSE if was_alive else min(pause * 2, LONGEST_PAUSE)
-                logger.warning("%s lost the database, again in %.0f s: %s", self.name, pause, str(error).strip())
+                logger.warning(
+                    "%s lost the database, again in %.0f s: %s", self.name, pause, str(error).strip()
+                )
                 self.stopping.wait(pause)
             except Exception:
                 was_alive, self.alive = self.alive, False

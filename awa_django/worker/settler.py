@@ -123,7 +123,9 @@ class Settler(Service):
             self._disconnect()
             pause = RETRY_PAUSES[min(tries, len(RETRY_PAUSES) - 1)]
             tries += 1
-            logger.warning("%d outcomes not stored, again in %.1f s: %s", len(batch), pause, str(reason).strip())
+            logger.warning(
+                "%d outcomes not stored, again in %.1f s: %s", len(batch), pause, str(reason).strip()
+            )
             if self.abandon.wait(pause):
                 logger.error("gave up on %d outcomes; their jobs will be rescued", len(batch))
                 return
@@ -133,7 +135,9 @@ class Settler(Service):
         """An outcome that the database refuses becomes a failure that says so."""
         logger.error("the outcome of job %s cannot be stored: %s", item.attempt.job_id, error)
         text = f"{type(error).__name__}: the outcome could not be stored: {str(error).strip()}"
-        return replace(item, outcome=Failed(text), rule=RULES[Failed], progress=None, metadata={}, left_state=True)
+        return replace(
+            item, outcome=Failed(text), rule=RULES[Failed], progress=None, metadata={}, left_state=True
+        )
 
     def _settle(self, batch: Sequence[Transition]) -> Settlement:
         if self._connection is None or self._connection.closed:

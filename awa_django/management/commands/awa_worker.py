@@ -82,7 +82,9 @@ class Command(BaseCommand):
             help="never lead: leave promotion, rescue and pruning to another worker",
         )
         maintenance.add_argument(
-            "--maintenance-only", action="store_true", help="run no jobs, only compete for leading the maintenance"
+            "--maintenance-only",
+            action="store_true",
+            help="run no jobs, only compete for leading the maintenance",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

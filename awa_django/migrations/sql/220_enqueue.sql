@@ -27,6 +27,36 @@ BEGIN
 END
 $$;
 
+-- Nothing at READ COMMITTED. At a stricter level, makes sure that the ring this transaction sees is still the ring:
+-- rows placed by a snapshot from before a rotation would fall behind rows of the same lane, or into a slot in reuse.
+-- rows:  none; 40001 if the ring has moved since the transaction's snapshot, and the transaction has to start again
+-- locks: none that stays. The row lock that finds the newer version is given back at once with its subtransaction:
+--        held to the end it would stop the leader at its next rotation
+-- SECURITY DEFINER because the lock needs UPDATE on the ring, which producers do not have. It reveals nothing.
+CREATE OR REPLACE FUNCTION awa.awa_django_check_ring_snapshot()
+RETURNS void
+LANGUAGE plpgsql
+VOLATILE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+        RETURN;
+    END IF;
+    BEGIN
+        PERFORM 1
+        FROM awa.queue_ring_state AS ring
+        WHERE ring.singleton
+        FOR SHARE;
+        RAISE EXCEPTION 'the ring is current' USING ERRCODE = 'AWA00';
+    EXCEPTION
+        WHEN SQLSTATE 'AWA00' THEN
+            NULL;
+    END;
+END
+$$;
+
 -- The slot and generation for rows that are inserted by later statements of this transaction.
 -- rows:  the current slot of the queue ring and its generation
 -- locks: ROW EXCLUSIVE on the slot's children until the transaction ends, the mark that keeps a rotation from
@@ -40,6 +70,7 @@ AS $$
 DECLARE
     v_generation bigint;
 BEGIN
+    PERFORM awa.awa_django_check_ring_snapshot();
     SELECT ring.current_slot, ring.generation
     INTO STRICT ready_slot, ready_generation
     FROM awa.queue_ring_state AS ring

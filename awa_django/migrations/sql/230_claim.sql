@@ -52,6 +52,9 @@ $$;
 -- locks: FOR UPDATE on the claim head of every lane it takes from, until the transaction ends, passing over lanes
 --        that another claimer holds; and the key of a claim sequence if its cursor had to be moved
 --
+-- The checks of evidence need a snapshot taken after the lock on the lane, so under REPEATABLE READ, where there is
+-- none, the call fails (25001) instead of handing a job out twice.
+--
 -- A worker may start a handler after the commit and no sooner, and then moves the cursors past what it got.
 --
 -- Nearly all the cost of a claim was planning: eight to sixteen partitions per relation and statement. Hence plans
@@ -116,6 +119,9 @@ DECLARE
     END;
     v_claimed_at constant timestamptz := CASE WHEN p_deadline_secs > 0 THEN v_now END;
 
+    -- What this transaction wrote is no ground for moving a cursor: an earlier claim, or a deletion.
+    v_may_move constant boolean := coalesce(current_setting('awa_django.uncommitted_evidence', true), '') = '';
+
     v_left bigint := p_max_batch;
     v_lanes integer := 0;
     v_priorities smallint[];
@@ -139,6 +145,12 @@ DECLARE
     v_lease_slot integer;
     v_lease_generation bigint;
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'jobs of queue "%" cannot be claimed at isolation level %',
+            p_queue, current_setting('transaction_isolation')
+            USING ERRCODE = 'active_sql_transaction',
+                  HINT = 'Claim in a READ COMMITTED transaction.';
+    END IF;
     IF (v_left > 0) IS NOT TRUE THEN
         RETURN;
     END IF;
@@ -313,7 +325,7 @@ BEGIN
                     v_slot := NULL;
                 END IF;
                 v_from := v_first;
-                IF v_taken = 0 AND v_from > v_cursor THEN
+                IF v_may_move AND v_taken = 0 AND v_from > v_cursor THEN
                     PERFORM awa.set_sequence_next(v_lane.seq_name, v_from);
                     v_cursor := v_from;
                 END IF;
@@ -527,5 +539,9 @@ BEGIN
         END IF;
         EXIT lanes WHEN v_left <= 0 OR v_lanes >= c_lanes;
     END LOOP lanes;
+
+    IF v_lanes > 0 THEN
+        PERFORM set_config('awa_django.uncommitted_evidence', 'claim', true);
+    END IF;
 END
 $$;

@@ -556,6 +556,8 @@ BEGIN
                 v_job.lane_seq, p_id
             )
             ON CONFLICT DO NOTHING;
+            -- A claim of this transaction passes the tombstone, but must not move the cursor over it yet.
+            PERFORM set_config('awa_django.uncommitted_evidence', 'tombstone', true);
             PERFORM awa.release_queue_storage_unique_claim(p_id, v_job.unique_key, v_job.unique_states, 'available');
             RETURN true;
         END LOOP;

@@ -3,7 +3,8 @@
 
 -- Inserts a job where the active engine keeps new work, and returns it as the view awa.jobs shows it.
 -- rows:  the job; 23514 for a value out of range, 23505 on idx_awa_jobs_unique for a taken unique key,
---        22023 for a state no job starts in, 0A000 if queue storage is active in another schema
+--        22023 for a state no job starts in, 40001 at REPEATABLE READ if the ring has turned since the transaction's
+--        snapshot, 0A000 if queue storage is active in another schema
 -- locks: until the transaction ends: the unique claim, then the allocation key of the lane (with it commit order
 --        is lane order, so other producers of the lane wait), and the registration key of a lane that is new
 CREATE OR REPLACE FUNCTION awa.insert_job_compat(
@@ -166,6 +167,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('awa.' || v_seq_name, 0));
     v_lane_seq := nextval(('awa.' || v_seq_name)::regclass);
 
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        PERFORM awa.awa_django_check_ring_snapshot();
+    END IF;
     -- The ring is read by the statement that inserts, and after the reservation: a slot of its own snapshot,
     -- never older than that of a lower position.
     WITH placed AS (

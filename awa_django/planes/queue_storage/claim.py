@@ -17,9 +17,7 @@ from awa_django.transitions import duplicate_of, promote
 __all__ = ["advance", "claim"]
 
 
-def claim(
-    cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta
-) -> list[Attempt]:
+def claim(cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta) -> list[Attempt]:
     """Hand out at most ``limit`` jobs; the caller commits before it starts any of them.
 
     A job whose key the running state claims while a newer job holds it ends as a cancelled duplicate and is

@@ -37,7 +37,9 @@ def acquire(cursor: Cursor, keys: Keys) -> set[int]:
             lost.add(job_id)
     if not wanted:
         return lost
-    cursor.execute(statement("queue_storage/place", "acquire_claims"), _claim_parameters(list(wanted.items())))
+    cursor.execute(
+        statement("queue_storage/place", "acquire_claims"), _claim_parameters(list(wanted.items()))
+    )
     held = {job_id for (job_id,) in cursor.fetchall()}
     return lost | (set(wanted.values()) - held)
 
@@ -76,7 +78,8 @@ def _follow_unique_claims(cursor: Cursor, landings: Sequence[Landing]) -> list[t
         (
             (item.taken.unique_key, item.taken.job_id)
             for item in keyed
-            if item.taken.claims(item.taken.state) and not (item.keeps_unique and item.taken.claims(item.state))
+            if item.taken.claims(item.taken.state)
+            and not (item.keeps_unique and item.taken.claims(item.state))
         ),
     )
     lost = acquire(
@@ -126,9 +129,13 @@ def _body(landings: Sequence[Landing]) -> dict[str, Any]:
         "attempted_at": [job.attempted_at for job in taken],
         "finalized_at": [landing.finalized_at for landing in landings],
         "created_at": [job.created_at for job in taken],
-        "unique_keys": [job.unique_key if landing.keeps_unique else None for landing, job in zip(landings, taken, strict=True)],
+        "unique_keys": [
+            job.unique_key if landing.keeps_unique else None
+            for landing, job in zip(landings, taken, strict=True)
+        ],
         "unique_states": [
-            job.unique_states if landing.keeps_unique else None for landing, job in zip(landings, taken, strict=True)
+            job.unique_states if landing.keeps_unique else None
+            for landing, job in zip(landings, taken, strict=True)
         ],
     }
 
@@ -153,11 +160,7 @@ def _elided(landing: Landing) -> dict[str, Any] | None:
     taken = landing.taken
     if taken.lane_seq is None:
         return payload or {}
-    stored = taken.stored_payload or {}
-    before = join_payload(
-        stored.get("metadata") or {}, stored.get("tags") or (), stored.get("errors") or (), stored.get("progress")
-    )
-    return None if payload == before else payload
+    return None if payload is None or payload == (taken.stored_payload or {}) else payload
 
 
 def _insert_done(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, Any]:

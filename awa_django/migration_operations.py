@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
 
 from django.db import router
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
@@ -31,7 +31,6 @@ class InstallAwaSchema(Operation):
     reduces_to_sql = True
     reversible = True
     category = OperationCategory.SQL
-    serialization_expand_args: ClassVar[list[str]] = []
 
     def __init__(self, target: int = schema.VERSION) -> None:
         if target != schema.VERSION:
@@ -51,13 +50,13 @@ class InstallAwaSchema(Operation):
         if not self._acts_on(schema_editor, app_label):
             return
         if schema_editor.collect_sql:
-            schema.install(schema_editor.execute)
+            schema.install(partial(schema_editor.execute, params=None))
             return
         connection = schema_editor.connection
         schema.lock_installation(connection)
         facts = schema.read_schema(connection)
         if facts.is_absent and facts.server >= schema.MINIMUM_SERVER:
-            schema.install(schema_editor.execute)
+            schema.install(partial(schema_editor.execute, params=None))
         else:
             schema.adopt(connection, facts)
 

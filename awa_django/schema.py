@@ -10,6 +10,7 @@ is the awa client's work (contract: schema, sections 2 and 3).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +41,9 @@ __all__ = [
     "check_schema",
     "install",
     "install_files",
+    "install_script",
     "lock_installation",
-    "private_functions",
+    "private_objects",
     "read_schema",
     "remove",
 ]
@@ -58,9 +60,13 @@ INSTALLED = "installed by manage.py migrate of awa_django"
 #: The remark of the script that ``manage.py awa_sql`` prints; for a migration that is somebody else's work.
 ADOPTED = "installed by the script of manage.py awa_sql of awa_django"
 
-_PRIVATE_FUNCTION = re.compile(
-    r"^CREATE OR REPLACE FUNCTION awa\.(awa_django_\w+)\(.*?^(?:END|\$\w*\$);$", re.MULTILINE | re.DOTALL
+# A function ends with the line that closes its body, a view with the first line that ends in a semicolon.
+_PRIVATE = re.compile(
+    r"^CREATE OR REPLACE (?:FUNCTION awa\.(awa_django_\w+)\(.*?^(?:END|\$\w*\$);$"
+    r"|VIEW awa\.(awa_django_\w+) AS$.*?;$)",
+    re.MULTILINE | re.DOTALL,
 )
+_OF_A_TRIGGER = re.compile(r"^RETURNS trigger$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +179,12 @@ def check_schema(session: Session) -> SchemaFacts:
 
 
 def lock_installation(session: Session) -> None:
-    """Wait for every other installer of the database and keep them out until the transaction ends."""
+    """Wait for every other installer of the database and keep them out until the transaction ends.
+
+    Until then no ``statement_timeout`` of the project applies.
+    """
     with session.cursor() as cursor:
+        cursor.execute(statement("schema", "lift_time_limit"), {})
         cursor.execute(statement("schema", "lock_installation"), {})
 
 
@@ -200,14 +210,17 @@ def install_script(remark: str) -> Iterator[str]:
 
 
 @cache
-def private_functions() -> tuple[tuple[str, str], ...]:
-    """Every function named ``awa_django_*``, as (name, statement), in the order of the files.
+def private_objects() -> tuple[tuple[str, str], ...]:
+    """Every function and view named ``awa_django_*``, as (name, statement), in the order of the files.
 
     They are no part of awa: an adopted schema gets them and nothing else, because the statements of this
-    release call them.
+    release use them. Trigger functions are left out, since tables of somebody else's get no triggers.
     """
     return tuple(
-        (found[1], found[0]) for _, text in install_files() for found in _PRIVATE_FUNCTION.finditer(text)
+        (found[1] or found[2], found[0])
+        for _, text in install_files()
+        for found in _PRIVATE.finditer(text)
+        if not _OF_A_TRIGGER.search(found[0])
     )
 
 
@@ -218,10 +231,10 @@ def install(run: Callable[[str], object]) -> None:
 
 
 def adopt(session: Session, facts: SchemaFacts) -> Sequence[str]:
-    """Take a schema over that somebody else installed; the names of the functions that were added.
+    """Take a schema over that somebody else installed; the names of the objects that were added.
 
     Raises ``SchemaOutOfDate`` unless this release can use it. Adds what it lacks of
-    :func:`private_functions`, if this role may, and promotes an installation that was never used; a fleet
+    :func:`private_objects`, if this role may, and promotes an installation that was never used; a fleet
     that runs on canonical storage stays there.
     """
     if fault := facts.fault():
@@ -229,9 +242,9 @@ def adopt(session: Session, facts: SchemaFacts) -> Sequence[str]:
     added: list[str] = []
     with session.cursor() as cursor:
         if facts.may_create:
-            cursor.execute(statement("schema", "private_functions"), {})
+            cursor.execute(statement("schema", "private_objects"), {})
             present = {row[0] for row in cursor.fetchall()}
-            for name, text in private_functions():
+            for name, text in private_objects():
                 if name not in present:
                     cursor.execute(text)
                     added.append(name)
@@ -285,8 +298,6 @@ def _authority(cursor: Any) -> str | None:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    import json
-
     # Django's cursors leave jsonb as text, the driver's own decode it.
     found = json.loads(value) if isinstance(value, str) else value
     return {key: item for key, item in found.items() if isinstance(item, str)}

@@ -20,7 +20,7 @@ from tests.settings import SERVER_URL
 
 def pytest_configure(config: pytest.Config) -> None:
     # The address is that of the embedded server unless DATABASE_URL named one. Every process holds it.
-    if SERVER_URL == embedded.server_for(durable=False).dsn("postgres"):
+    if embedded.server_for(durable=False).dsn("postgres") == SERVER_URL:
         embedded.ensure_started(durable=False, database="postgres")
 
 
@@ -79,7 +79,12 @@ def django_db_modify_db_settings(awa_template: str) -> None:
 @pytest.fixture(autouse=True)
 def _emptied_queue(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("django_db")
-    committing = {"transactional_db", "live_server", "django_db_reset_sequences", "django_db_serialized_rollback"}
+    committing = {
+        "transactional_db",
+        "live_server",
+        "django_db_reset_sequences",
+        "django_db_serialized_rollback",
+    }
     if not (marker and marker.kwargs.get("transaction")) and not committing & set(request.fixturenames):
         yield
         return

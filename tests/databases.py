@@ -92,7 +92,7 @@ def template(server_url: str, word: str, fill: Callable[[str], None]) -> str:
     name = f"{PREFIX}{RUN}_{word}"
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (zlib.crc32(name.encode()),))
-        if connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone():
+        if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone():
             return name
         unfinished = new_name(f"{word}_unfinished")
         fill(create(server_url, unfinished))
@@ -161,6 +161,4 @@ def migrate(url: str, *, settings: str = "tests.settings") -> None:
 
 def migrate_with_awa(url: str) -> None:
     """Install the schema with the real awa client."""
-    import awa
-
-    awa.migrate(url)
+    awa_cli(url, "migrate")

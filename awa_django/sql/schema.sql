@@ -5,6 +5,12 @@
 -- locks: the key of awa's migrations (contract: schema section 3.1), until the transaction ends
 SELECT pg_advisory_xact_lock(4708303813013489490);
 
+-- name: lift_time_limit
+-- A project's statement_timeout is meant for requests, not for an installation that waits its turn.
+-- rows:  none
+-- locks: none
+SET LOCAL statement_timeout = 0;
+
 -- name: outline
 -- What is there, from the system catalogs alone; runs whether or not there is a schema.
 -- rows:  one; missing: names of what a worker needs and the schema lacks (contract: schema section 2.3)
@@ -97,11 +103,15 @@ WHERE state <> 'canonical';
 -- locks: the storage transition and its marker, until the transaction ends
 SELECT awa.storage_auto_finalize_if_fresh('awa');
 
--- name: private_functions
--- rows:  the names of awa_django's own functions in the schema
+-- name: private_objects
+-- rows:  the names of awa_django's own functions and views in the schema
 SELECT DISTINCT proname::text
 FROM pg_proc
-WHERE pronamespace = to_regnamespace('awa') AND proname LIKE 'awa\_django\_%%';
+WHERE pronamespace = to_regnamespace('awa') AND starts_with(proname, 'awa_django_')
+UNION
+SELECT relname::text
+FROM pg_class
+WHERE relnamespace = to_regnamespace('awa') AND starts_with(relname, 'awa_django_');
 
 -- name: lock_for_removal
 -- rows:  none

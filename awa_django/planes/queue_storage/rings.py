@@ -19,7 +19,6 @@ from the rows:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -149,27 +148,213 @@ class Prune(StrEnum):
     CURRENT = "current"
 
 
-def _run(cursor: Cursor, name: str, slot: int | None = None, **values: Any) -> Any:
-    """Run one statement of this subject; returns its first row or None."""
-    cursor.execute(statement("queue_storage/rings", name, slot=slot), values or None)
+def _run(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> Any:
+    """Run one statement of this subject on one child; returns its first row, or None."""
+    cursor.execute(statement("queue_storage/rings", name, slot=child), values or None)
     return cursor.fetchone() if cursor.description is not None else None
 
 
 def _is_used(cursor: Cursor, ring: str, slot: int) -> bool:
-    return bool(_run(cursor, f"{ring}_slot_is_used", slot)[0])
+    return bool(_run(cursor, f"{ring}_slot_is_used", child=slot)[0])
 
 
 # The queue ring ---------------------------------------------------------------------------------
 
 
 def rotate_queue_ring(cursor: Cursor) -> Turn:
-    """Seal the current slot of the queue ring and open the next, if that is empty and nobody writes to it."""
+    """Seal the current slot of the queue ring and open the next, if that is empty and nobody writes to it.
+
+    An update that a guard in the schema drops counts as busy; the label stays untouched then (H-03).
+    """
     generation, slot_count = _run(cursor, "hold_queue_ring")
     if not _is_used(cursor, "queue", generation % slot_count):
         return Turn.UNUSED
-    following = (generation + 1) % slot_count
-    if _is_used(cursor, "queue", following):
+    slot = (generation + 1) % slot_count
+    if _is_used(cursor, "queue", slot):
         return Turn.FULL
-    if _run(cursor, "queue_slot_has_writers", slot=None, **{"slot": following})[0]:
+    if _run(cursor, "queue_slot_has_writers", slot=slot)[0]:
         return Turn.BUSY
+    turned = _run(cursor, "turn_queue_ring", slot=slot, generation=generation + 1, expected=generation)
+    if turned is None:
+        return Turn.BUSY
+    _run(cursor, "label_queue_slot", slot=slot, generation=generation + 1)
     return Turn.TURNED
+
+
+def opened_at(cursor: Cursor, slot: int) -> datetime | None:
+    """About when the first row came into a slot of the queue ring; None if it holds nothing that says so.
+
+    The database keeps no such time; the segments and count deltas of the slot's first pages carry it, so it
+    is the same whoever leads. Reads one page of each.
+    """
+    found: datetime | None = _run(cursor, "queue_slot_opened_at", child=slot)[0]
+    return found
+
+
+def newest_end(cursor: Cursor, slot: int) -> datetime | None:
+    """When the last job of a slot finished; None if none did. Scans the slot's terminal rows."""
+    found: datetime | None = _run(cursor, "queue_slot_newest_end", child=slot)[0]
+    return found
+
+
+def slot_rows(cursor: Cursor, slot: int) -> int:
+    """About how many jobs a slot of the queue ring holds; reads sixteen pages of each of two children.
+
+    Exact up to sixteen pages, some hundreds of jobs; beyond that the pages are taken to be alike.
+    """
+    return int(_run(cursor, "queue_slot_rows", child=slot, slot=slot)[0])
+
+
+def queue_slot_gate(cursor: Cursor, slot: int) -> str | None:
+    """What keeps a slot of the queue ring from being emptied, in words with an example, or None.
+
+    Judged over the whole child, whatever generation its rows are of (H-03).
+    """
+    leased, pending, unbalanced = _run(cursor, "queue_slot_gates", child=slot, slot=slot)
+    if leased is not None:
+        return f"job {leased} runs or waits for a callback"
+    if pending is not None:
+        return f"job {pending} has not been handed out, or its lane has not been looked at since"
+    if unbalanced:
+        return "receipts of its jobs are open"
+    return None
+
+
+def prune_queue_slot(cursor: Cursor, slot: int, *, failed_retention: timedelta) -> tuple[Prune, str | None]:
+    """Empty a sealed slot of the queue ring, if nothing in it is needed; the second value is what holds it.
+
+    Failed jobs younger than ``failed_retention`` are written again into the current slot (none if it is zero);
+    the others are added to the permanent counts, and unique keys of jobs that vanish are let go (H-07).
+    Locks the ring's state and the slot's row, then the slot's children. A duplicate key while carrying failed
+    jobs means that the slot was tampered with; it raises and nothing is lost.
+    """
+    generation, slot_count = _run(cursor, "hold_queue_ring")
+    if slot == generation % slot_count:
+        return Prune.CURRENT, None
+    _run(cursor, "hold_queue_slot", slot=slot)
+    if not _is_used(cursor, "queue", slot):
+        _run(cursor, "forget_live_counts", slot=slot)
+        return Prune.NOTHING, None
+    if (gate := queue_slot_gate(cursor, slot)) is not None:
+        return Prune.HELD, gate
+    _run(cursor, "limit_lock_waits")
+    _run(cursor, "freeze_queue_slot", child=slot)
+    if (gate := queue_slot_gate(cursor, slot)) is not None:
+        return Prune.HELD, gate
+    kept_since = _run(cursor, "kept_since", retention=failed_retention)[0]
+    _run(cursor, "carry_failed", child=slot, kept_since=kept_since)
+    _run(cursor, "fold_queue_slot", child=slot, kept_since=kept_since)
+    _run(cursor, "release_ended_claims", child=slot, kept_since=kept_since)
+    _run(cursor, "forget_live_counts", slot=slot)
+    _run(cursor, "lock_queue_slot", child=slot)
+    _run(cursor, "empty_queue_slot", child=slot)
+    return Prune.PRUNED, None
+
+
+# Terminal counters ------------------------------------------------------------------------------
+
+
+def slots_with_deltas(cursor: Cursor) -> list[int]:
+    """Up to four sealed slots of the queue ring whose count increments are not folded yet, oldest first."""
+    cursor.execute(statement("queue_storage/rings", "slots_with_deltas"))
+    return [slot for (slot,) in cursor.fetchall()]
+
+
+def unfolded_horizon_is_clear(cursor: Cursor) -> bool:
+    """Whether no other session holds an old snapshot, in which folded increments would be missing."""
+    return not _run(cursor, "horizon_is_pinned")[0]
+
+
+def fold_counts(cursor: Cursor, slot: int) -> bool:
+    """Fold a sealed slot's count increments into its live counts; False if the slot is still at work.
+
+    Counts stay exact either way; folding keeps reading them cheap. Locks as :func:`prune_queue_slot`,
+    but one child.
+    """
+    generation, slot_count = _run(cursor, "hold_queue_ring")
+    if slot == generation % slot_count:
+        return False
+    _run(cursor, "hold_queue_slot", slot=slot)
+    if queue_slot_gate(cursor, slot) is not None:
+        return False
+    _run(cursor, "limit_lock_waits")
+    _run(cursor, "lock_deltas", child=slot)
+    if queue_slot_gate(cursor, slot) is not None:
+        return False
+    _run(cursor, "fold_deltas", child=slot, slot=slot)
+    _run(cursor, "empty_deltas", child=slot)
+    return True
+
+
+# The claim ring ---------------------------------------------------------------------------------
+
+
+def _turn(cursor: Cursor, ring: str, *, reach: int) -> Turn:
+    """Make the first empty slot among the next ``reach`` current, counting every slot passed as a turn."""
+    generation, slot_count = _run(cursor, f"hold_{ring}_ring")
+    if not _is_used(cursor, ring, generation % slot_count):
+        return Turn.UNUSED
+    for step in range(1, min(reach, slot_count - 1) + 1):
+        slot = (generation + step) % slot_count
+        if not _is_used(cursor, ring, slot):
+            turned = _run(
+                cursor, f"turn_{ring}_ring", slot=slot, generation=generation + step, expected=generation
+            )
+            return Turn.BUSY if turned is None else Turn.TURNED
+    return Turn.FULL
+
+
+def rotate_claim_ring(cursor: Cursor) -> Turn:
+    """Seal the current slot of the claim ring and open the next empty one, passing over slots still in use."""
+    return _turn(cursor, "claim", reach=1_000)
+
+
+def prune_claim_slot(cursor: Cursor, slot: int) -> tuple[Prune, str | None]:
+    """Empty a sealed slot of the claim ring, if every receipt in it has its one closure."""
+    generation, slot_count = _run(cursor, "hold_claim_ring")
+    if slot == generation % slot_count:
+        return Prune.CURRENT, None
+    _run(cursor, "hold_claim_slot", slot=slot)
+    if not _is_used(cursor, "claim", slot):
+        return Prune.NOTHING, None
+    if (gate := _claim_gate(cursor, slot)) is not None:
+        return Prune.HELD, gate
+    _run(cursor, "limit_lock_waits")
+    _run(cursor, "lock_claim_slot", child=slot)
+    if (gate := _claim_gate(cursor, slot)) is not None:
+        return Prune.HELD, gate
+    _run(cursor, "empty_claim_slot", child=slot)
+    _run(cursor, "reset_claim_cursors", slot=slot)
+    return Prune.PRUNED, None
+
+
+def _claim_gate(cursor: Cursor, slot: int) -> str | None:
+    open_receipts = _run(cursor, "claim_slot_balance", child=slot)[0]
+    if open_receipts > 0:
+        return f"{open_receipts} receipts are open"
+    if open_receipts < 0:
+        return f"{-open_receipts} receipts were closed twice (H-06)"
+    return None
+
+
+# The lease ring ---------------------------------------------------------------------------------
+
+
+def rotate_lease_ring(cursor: Cursor) -> Turn:
+    """Seal the current slot of the lease ring and open the next, if that is empty."""
+    return _turn(cursor, "lease", reach=1)
+
+
+def prune_lease_slot(cursor: Cursor, slot: int) -> Prune:
+    """Give back the space of a sealed slot of the lease ring whose leases have all ended."""
+    generation, slot_count = _run(cursor, "hold_lease_ring")
+    if slot == generation % slot_count:
+        return Prune.CURRENT
+    if _is_used(cursor, "lease", slot):
+        return Prune.HELD
+    _run(cursor, "limit_lock_waits")
+    _run(cursor, "lock_lease_slot", child=slot)
+    if _is_used(cursor, "lease", slot):
+        return Prune.HELD
+    _run(cursor, "empty_lease_slot", child=slot)
+    return Prune.PRUNED

@@ -1,0 +1,233 @@
+"""Taking attempts away from workers that went quiet or ran out of time (contract: queue-storage/rescue).
+
+An attempt lives in a lease if it registered a callback, else in its receipt alone. Leases come first: the
+statement that removes one closes its receipt, so the scan of receipts that follows cannot find the same
+attempt again (H-02). Everything is guarded twice: the attempt key is tried and evidence locked by others
+is left for the next pass, and the condition is asked again under the locks. The database's clock judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from awa_django.jobs import Taken
+from awa_django.planes.base import Cursor, PastDeadline, Stale
+from awa_django.planes.queue_storage.arrays import ints
+from awa_django.planes.queue_storage.take import taken_row
+from awa_django.sql import statement
+
+__all__ = ["take_past_deadline", "take_quiet_leases", "take_quiet_receipts", "take_stale"]
+
+Pair = tuple[int, int]
+
+
+class _Receipt(NamedTuple):
+    """Where the receipt of an attempt lies; ``claim_slot`` None if it is gone."""
+
+    job_id: int
+    run_lease: int
+    claim_slot: int | None
+    receipt_id: int | None
+    batch_id: int | None
+
+    @property
+    def pair(self) -> Pair:
+        return self.job_id, self.run_lease
+
+
+def take_stale(cursor: Cursor, guard: Stale, *, passed_over: Collection[int] = ()) -> list[Taken]:
+    """Lift running attempts without a sign of life, leases and then receipts.
+
+    Whoever words the error differently for the two calls :func:`take_quiet_leases` and
+    :func:`take_quiet_receipts` instead.
+    """
+    taken = take_quiet_leases(cursor, guard, passed_over=passed_over)
+    if len(taken) < guard.limit:
+        rest = Stale(guard.silence, guard.limit - len(taken))
+        taken += take_quiet_receipts(cursor, rest, passed_over=passed_over)
+    return taken
+
+
+def take_quiet_leases(cursor: Cursor, guard: Stale, *, passed_over: Collection[int] = ()) -> list[Taken]:
+    """Lift running attempts that have a lease and gave no sign of life, longest silence first.
+
+    Closes their receipts as ``rescue`` and removes lease and attempt state. Attempts on which anybody else
+    is at work are left alone.
+    """
+    found = _receipts(
+        cursor,
+        "quiet_leases",
+        silence=guard.silence,
+        limit=guard.limit,
+        passed_over=ints(passed_over),
+    )
+    return _take_leases(cursor, found, "hold_quiet_leases", silence=guard.silence)
+
+
+def take_quiet_receipts(cursor: Cursor, guard: Stale, *, passed_over: Collection[int] = ()) -> list[Taken]:
+    """Lift running attempts without a lease whose claim and last heartbeat are both too long ago.
+
+    Closes their receipts as ``rescued``. At most 10 000 open receipts of a claim slot are looked at in one
+    call; the slot's cursor remembers where to go on.
+    """
+    taken: list[Taken] = []
+    for slot in _slots(cursor):
+        if len(taken) >= guard.limit:
+            break
+        taken += _take_receipts(
+            cursor,
+            slot,
+            guard.limit - len(taken),
+            scan="old_receipts",
+            move="move_stale_cursor",
+            label="rescued",
+            passed_over=passed_over,
+            silence=guard.silence,
+        )
+    return taken
+
+
+def take_past_deadline(
+    cursor: Cursor, guard: PastDeadline, *, passed_over: Collection[int] = ()
+) -> list[Taken]:
+    """Lift running attempts that outlived their deadline: leases, closed as ``rescue``, then row receipts, closed
+    as ``deadline_expired``. Compact receipts have no deadline."""
+    found = _receipts(cursor, "expired_leases", limit=guard.limit, passed_over=ints(passed_over))
+    taken = _take_leases(cursor, found, "hold_expired_leases")
+    for slot in _slots(cursor):
+        if len(taken) >= guard.limit:
+            break
+        taken += _take_receipts(
+            cursor,
+            slot,
+            guard.limit - len(taken),
+            scan="overdue_receipts",
+            move="move_deadline_cursor",
+            label="deadline_expired",
+            passed_over=passed_over,
+        )
+    return taken
+
+
+def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> None:
+    cursor.execute(statement("queue_storage/rescue", name, slot=child), values or None)
+
+
+def _receipts(cursor: Cursor, name: str, **values: Any) -> list[_Receipt]:
+    _execute(cursor, name, **values)
+    return [_Receipt(*row) for row in cursor.fetchall()]
+
+
+def _slots(cursor: Cursor) -> list[int]:
+    _execute(cursor, "claim_slots_in_use")
+    return [slot for (slot,) in cursor.fetchall()]
+
+
+def _pairs(cursor: Cursor, name: str, receipts: Iterable[_Receipt], **values: Any) -> set[Pair]:
+    """The attempts that a statement over pairs answers with."""
+    receipts = list(receipts)
+    if not receipts:
+        return set()
+    _execute(
+        cursor,
+        name,
+        job_ids=ints(receipt.job_id for receipt in receipts),
+        run_leases=ints(receipt.run_lease for receipt in receipts),
+        **values,
+    )
+    return {(job_id, run_lease) for job_id, run_lease in cursor.fetchall()}
+
+
+def _hold(cursor: Cursor, receipts: Sequence[_Receipt]) -> list[_Receipt]:
+    """Those whose attempt key and evidence we hold now; a lease without a receipt has no evidence to hold."""
+    keyed = _pairs(cursor, "try_attempts", receipts)
+    held = [receipt for receipt in receipts if receipt.pair in keyed]
+    evident = [receipt for receipt in held if receipt.claim_slot is not None]
+    locked = _pairs(
+        cursor,
+        "hold_evidence",
+        evident,
+        claim_slots=ints(receipt.claim_slot for receipt in evident),
+        batch_ids=ints(receipt.batch_id for receipt in evident),
+    )
+    return [receipt for receipt in held if receipt.claim_slot is None or receipt.pair in locked]
+
+
+def _close(cursor: Cursor, name: str, receipts: Sequence[_Receipt], label: str) -> list[Taken]:
+    """Run one of the taking statements that settling shares."""
+    if not receipts:
+        return []
+    cursor.execute(
+        statement("queue_storage/settle", name),
+        {
+            "claim_slots": ints(receipt.claim_slot for receipt in receipts),
+            "job_ids": ints(receipt.job_id for receipt in receipts),
+            "run_leases": ints(receipt.run_lease for receipt in receipts),
+            "receipt_ids": ints(receipt.receipt_id for receipt in receipts),
+            "batch_ids": ints(receipt.batch_id for receipt in receipts),
+            "labels": [label] * len(receipts),
+        },
+    )
+    return [taken_row(row) for row in cursor.fetchall()]
+
+
+def _take_leases(cursor: Cursor, found: Sequence[_Receipt], recheck: str, **values: Any) -> list[Taken]:
+    held = _hold(cursor, found)
+    still = _pairs(cursor, recheck, held, **values)
+    held = [receipt for receipt in held if receipt.pair in still]
+    taken = _close(cursor, "take_leases", [item for item in held if item.claim_slot is not None], "rescue")
+    bare = [receipt for receipt in held if receipt.claim_slot is None]
+    if bare:
+        _execute(
+            cursor,
+            "take_bare_leases",
+            job_ids=ints(receipt.job_id for receipt in bare),
+            run_leases=ints(receipt.run_lease for receipt in bare),
+        )
+        taken += [taken_row(row) for row in cursor.fetchall()]
+    return taken
+
+
+def _take_receipts(
+    cursor: Cursor,
+    slot: int,
+    limit: int,
+    *,
+    scan: str,
+    move: str,
+    label: str,
+    passed_over: Collection[int],
+    **values: Any,
+) -> list[Taken]:
+    """Scan one claim slot from its cursor, close what is to be taken, and move the cursor.
+
+    The cursor stops before the first attempt that was to be taken and could not be had, so the next pass
+    begins with it.
+    """
+    _execute(cursor, scan, child=slot, slot=slot, passed_over=ints(passed_over), **values)
+    rows: list[tuple[datetime, int, int, int, int | None, bool]] = cursor.fetchall()
+    if not rows:
+        return []
+    wanted = [
+        _Receipt(job_id, run_lease, slot, receipt_id, batch_id)
+        for _, job_id, run_lease, receipt_id, batch_id, overdue in rows
+        if overdue
+    ][:limit]
+    held = _hold(cursor, wanted)
+    if values:
+        # Asked after the locks were obtained: a worker may have come back to life meanwhile.
+        still = _pairs(cursor, "still_quiet", held, **values)
+        held = [receipt for receipt in held if receipt.pair in still]
+    taken = _close(cursor, "take_receipts", held, label)
+    had = {(job.job_id, job.run_lease) for job in taken}
+    passed = None
+    for at, job_id, run_lease, _, _, overdue in rows:
+        if overdue and (job_id, run_lease) not in had:
+            break
+        passed = at, job_id, run_lease
+    if passed is not None:
+        at, job_id, run_lease = passed
+        _execute(cursor, move, slot=slot, at=at, job_id=job_id, run_lease=run_lease)
+    return taken

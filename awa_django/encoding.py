@@ -31,7 +31,7 @@ import math
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
@@ -43,7 +43,17 @@ from django.utils.functional import Promise
 from awa_django.errors import ConfigurationError, InvalidJob
 from awa_django.jobs import JsonValue
 
-__all__ = ["Decoder", "decoder", "dump_json", "encode", "member_path", "text_fault"]
+__all__ = [
+    "Decoder",
+    "annotations_of",
+    "decoder",
+    "dump_json",
+    "encode",
+    "member_path",
+    "members_decoder",
+    "names_fault",
+    "text_fault",
+]
 
 #: Levels of lists and objects, the outermost counted; deeper values cannot be read by every client.
 MAX_DEPTH = 64
@@ -283,9 +293,10 @@ def decoder(hint: Any) -> Decoder | None:
     The result raises ``InvalidJob`` for a value that does not fit; its path starts at ``args``.
     """
     convert = _decoder(hint)
-    if convert is None:
-        return None
+    return None if convert is None else _located(convert)
 
+
+def _located(convert: Decoder) -> Decoder:
     def decode(value: Any) -> Any:
         try:
             return convert(value)
@@ -468,16 +479,39 @@ def _dataclass(hint: type[Any]) -> Decoder:
     return convert
 
 
-def _field_decoders(hint: type[Any], names: frozenset[str]) -> dict[str, Decoder]:
+def annotations_of(owner: Any, *, skip: Collection[str] = ()) -> dict[str, Any]:
+    """The annotations of a class or function, evaluated; those in ``skip`` are left out, readable or not.
+
+    Raises ``ConfigurationError`` naming the owner if one cannot be read.
+    """
     try:
-        hints = typing.get_type_hints(hint, include_extras=True)
-    except (NameError, AttributeError, TypeError) as error:
+        if isinstance(owner, type):
+            return typing.get_type_hints(owner, include_extras=True)
+        # One by one, since a context's annotation is often importable by type checkers only.
+        raw = types.SimpleNamespace(
+            __annotations__={name: hint for name, hint in owner.__annotations__.items() if name not in skip}
+        )
+        return typing.get_type_hints(raw, getattr(owner, "__globals__", {}), include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigurationError(
-            f"the annotations of {hint.__module__}.{hint.__qualname__} cannot be read: {error}; "
+            f"the annotations of {owner.__module__}.{owner.__qualname__} cannot be read: {error}; "
             "import what they name at run time, not under TYPE_CHECKING"
         ) from error
+
+
+def _field_decoders(hint: type[Any], names: frozenset[str]) -> dict[str, Decoder]:
+    hints = annotations_of(hint)
     found = {name: _decoder(hints[name]) for name in names if name in hints}
     return {name: convert for name, convert in found.items() if convert is not None}
+
+
+def members_decoder(hints: Mapping[str, Any]) -> Decoder | None:
+    """What restores the annotated members of an object; None if all of them are their JSON."""
+    found = {name: _decoder(hint) for name, hint in hints.items()}
+    converters = {name: convert for name, convert in found.items() if convert is not None}
+    if not converters:
+        return None
+    return _located(lambda value: _converted(value, converters))
 
 
 def names_fault(

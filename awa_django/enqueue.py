@@ -98,9 +98,7 @@ def enqueue(
 ) -> Job: ...
 @overload
 def enqueue(job: JobInsert, *, using: str | None = None, on_conflict: OnConflict) -> Job | None: ...
-def enqueue(
-    job: JobInsert, *, using: str | None = None, on_conflict: OnConflict = "holder"
-) -> Job | None:
+def enqueue(job: JobInsert, *, using: str | None = None, on_conflict: OnConflict = "holder") -> Job | None:
     """Store one job in the caller's transaction and return it.
 
     If another job holds its unique key the answer is that job, with ``duplicate`` true and its id; the other
@@ -144,9 +142,7 @@ def enqueue_many(
             if on_invalid == "raise":
                 raise located from None
             invalid.append(located)
-    return store_many(
-        good, using=using, on_conflict=on_conflict, places=places, total=total, invalid=invalid
-    )
+    return store_many(good, using=using, on_conflict=on_conflict, places=places, total=total, invalid=invalid)
 
 
 aenqueue_many = sync_to_async(enqueue_many, thread_sensitive=True)
@@ -307,7 +303,9 @@ def _store_batch(
             if row is not None and row[0] == _SCHEMA:
                 copied = copy_jobs(cursor, jobs, ids=ids)
             else:
-                copied = _insert_each(cursor, connection, jobs, ids if row is None or row[0] is None else None)
+                copied = _insert_each(
+                    cursor, connection, jobs, ids if row is None or row[0] is None else None
+                )
         if on_conflict == "raise":
             for index, holder_id in sorted(copied.duplicates.items()):
                 job = jobs[index]
@@ -337,7 +335,9 @@ def _insert_each(
         order = [firsts[key] for key in sorted(firsts) if key not in held] + plain
         try:
             with transaction.atomic(using=connection.alias), connection.wrap_database_errors:
-                inserted = _insert_in_order(cursor, [jobs[index] for index in order], ids and [ids[i] for i in order])
+                inserted = _insert_in_order(
+                    cursor, [jobs[index] for index in order], ids and [ids[i] for i in order]
+                )
             break
         except DatabaseError as error:
             if not _is_unique_conflict(error) or round_ == _ROUNDS - 1:
@@ -456,9 +456,7 @@ def _store_many_later(
     return Copied(dict(zip(order, ids, strict=True)), duplicates)
 
 
-def _store_later(
-    job: JobInsert, alias: str, others: Sequence[str], on_conflict: OnConflict
-) -> Job | None:
+def _store_later(job: JobInsert, alias: str, others: Sequence[str], on_conflict: OnConflict) -> Job | None:
     copied = _store_many_later([job], alias, others, on_conflict)
     if copied.duplicates:
         return _conflict(job, copied.duplicates[0], on_conflict)

@@ -181,12 +181,12 @@ class Timetable:
     def step(self, context: Context) -> float:
         """Look if it is time, run the duty that is due longest, and return the seconds until the next step."""
         self._take_expected()
-        if any(line.duty.when for line in self._lines) and self.clock() >= self._look_at:
+        if self._is_watchful() and self.clock() >= self._look_at:
             self._take_look(context)
         now = self.clock()
         line, due_at = self._next()
         if line is None:
-            return max(self._look_at - now, 0.0)
+            return max(self._look_at - now, 0.0) if self._is_watchful() else LOOK_INTERVAL
         if due_at <= now and not context.stopping():
             self._run_line(line, context)
             line, due_at = self._next()

@@ -16,7 +16,7 @@ PLAIN = ("ready_entries", "deferred_jobs", "done_entries", "dlq_entries", "lease
 
 ITEMS = {
     "lease_claim_batches (item)": """
-        SELECT claim_slot, index, job_id, run_lease, lane_seq, attempt, max_attempts, priority, ready_slot,
+        SELECT claim_slot, index, job_id, run_lease, lane_seq, attempt, item.max_attempts, priority, ready_slot,
                ready_generation
         FROM awa.lease_claim_batches,
              unnest(job_ids, run_leases, lane_seqs, attempts, max_attempts)
@@ -33,7 +33,7 @@ ITEMS = {
             FROM awa.lease_claims
         ) AS item USING (receipt_id)""",
     "receipt_completion_batches (item)": """
-        SELECT ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, finalized_at,
+        SELECT ready_slot, ready_generation, claim_slot, priority, finalized_at,
                item.*
         FROM awa.receipt_completion_batches,
              unnest(job_ids, run_leases, lane_seqs, attempts, attempted_ats)

@@ -66,12 +66,12 @@ def enqueue(connection: psycopg.Connection[Any], case: dict[str, Any]) -> int:
     return int(row[0])
 
 
-def without_places(row: dict[str, Any], *, index: bool = False) -> dict[str, Any]:
-    """A row without what depends on which other jobs there were."""
+def without_places(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what depends on which other jobs there were, and without ``materialized_at``: nobody reads it."""
     return {
         key: value
         for key, value in row.items()
-        if key not in ("job_id", "lane_seq", "receipt_id", "batch_id", "index", "counter_bucket")
+        if key not in ("job_id", "lane_seq", "receipt_id", "batch_id", "index", "materialized_at")
     }
 
 
@@ -114,6 +114,7 @@ def test_each_outcome_leaves_the_rows_that_the_real_worker_leaves(
         if case["case"] == "retry" and deadline:
             # Compare the first of its two attempts.
             wanted["deferred_jobs"] = rows["deferred_jobs"]
+            wanted["ready_entries"] = wanted["ready_entries"][:1]
         if case["case"].startswith("ok") or case["case"] == "progress_ok":
             compare_success(case["case"], rows, wanted)
         else:

@@ -47,7 +47,7 @@ __all__ = [
     "sealed_slots",
     "slot_rows",
     "slots_with_deltas",
-    "unfolded_horizon_is_clear",
+    "horizon_is_clear",
 ]
 
 
@@ -260,7 +260,7 @@ def slots_with_deltas(cursor: Cursor) -> list[int]:
     return [slot for (slot,) in cursor.fetchall()]
 
 
-def unfolded_horizon_is_clear(cursor: Cursor) -> bool:
+def horizon_is_clear(cursor: Cursor) -> bool:
     """Whether no other session holds an old snapshot, in which folded increments would be missing."""
     return not _run(cursor, "horizon_is_pinned")[0]
 

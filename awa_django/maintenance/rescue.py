@@ -1,0 +1,100 @@
+"""Taking attempts away from workers that died or overran (contract: runtime/maintenance section 3).
+
+``max_attempts`` is not applied by default: a rescued job gets another attempt even at the limit, as
+every other leader of the fleet would give it. ``RESCUE_EXHAUSTS`` changes that (DEC-16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from awa_django.conf import Settings
+from awa_django.jobs import Landing, Taken
+from awa_django.maintenance import Context, Duty
+from awa_django.maintenance.sweep import Sweeper
+from awa_django.outcomes import DeadlineExceeded, Exhausted, Outcome, Rescued
+from awa_django.planes.base import Cursor, PastDeadline, Stale
+from awa_django.planes.queue_storage.rescue import take_past_deadline, take_quiet_leases, take_quiet_receipts
+from awa_django.states import JobState
+from awa_django.transitions import RULES, Event, Rule, land_one
+
+__all__ = ["LEASE_STALE", "RECEIPT_STALE", "Rescue", "duties"]
+
+LEASE_STALE = "heartbeat stale: worker presumed dead"
+RECEIPT_STALE = "receipt claim stale: worker presumed dead"
+
+#: Attempts taken in one pass.
+BATCH = 500
+
+Take = Callable[[Cursor, Context, Collection[int]], list[Taken]]
+
+_EXHAUSTED = Rule(JobState.FAILED, Event.RESCUED, "rescued", terminal=True, dlq_reason=Exhausted.dlq_reason)
+
+
+def _land(settings: Settings, outcome: Outcome, taken: Taken) -> Landing:
+    """Back to the waiting jobs after the backoff; or failed, where the settings say so and no attempt is left."""
+    if settings.rescue_exhausts and taken.attempt >= taken.max_attempts:
+        reason = _EXHAUSTED.dlq_reason if settings.dead_letters(taken.queue) else None
+        return land_one(taken, outcome, rule=_EXHAUSTED, dlq_reason=reason)
+    return land_one(taken, outcome, rule=RULES[type(outcome)])
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """One source of attempts to take away, and what their error says."""
+
+    kind: str
+    take: Take
+    outcome: Outcome
+    sweeper: Sweeper
+
+    def run(self, context: Context) -> bool:
+        """Rescue one batch in one transaction, then tell who wants to know; True if there may be more."""
+
+        def take(cursor: Cursor, passed_over: Collection[int]) -> list[Taken]:
+            return self.take(cursor, context, passed_over)
+
+        def land(taken: Taken) -> Landing:
+            return _land(context.settings, self.outcome, taken)
+
+        landed = self.sweeper.sweep(context, take, land)
+        if landed:
+            context.rescued(self.kind, landed)
+        return len(landed) >= BATCH
+
+
+def _quiet_leases(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
+    return take_quiet_leases(cursor, Stale(context.settings.stale_after, BATCH), passed_over=passed_over)
+
+
+def _quiet_receipts(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
+    return take_quiet_receipts(cursor, Stale(context.settings.stale_after, BATCH), passed_over=passed_over)
+
+
+def _past_deadline(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
+    return take_past_deadline(cursor, PastDeadline(BATCH), passed_over=passed_over)
+
+
+def _in_turn(*rescues: Rescue) -> Callable[[Context], bool]:
+    """One duty for several sources; each has transactions of its own, so none sees what another began (H-02)."""
+
+    def run(context: Context) -> bool:
+        return any([rescue.run(context) for rescue in rescues])
+
+    return run
+
+
+def duties(settings: Settings) -> list[Duty]:
+    """The rescues, as lines of the timetable."""
+    stale = _in_turn(
+        Rescue("heartbeat", _quiet_leases, Rescued(LEASE_STALE), Sweeper("rescue of stale leases")),
+        Rescue("heartbeat", _quiet_receipts, Rescued(RECEIPT_STALE), Sweeper("rescue of stale receipts")),
+    )
+    deadline = _in_turn(
+        Rescue("deadline", _past_deadline, DeadlineExceeded(), Sweeper("rescue past deadline")),
+    )
+    return [
+        Duty("rescue of quiet attempts", settings.rescue_interval, stale),
+        Duty("rescue past deadline", settings.rescue_interval, deadline),
+    ]

@@ -1,0 +1,129 @@
+"""System checks: what ``manage.py check`` says about a project's use of awa.
+
+=========  =====================================================================================
+awa.E001   a wrong setting in ``AWA``
+awa.E002   the queue's database is not in ``DATABASES``, or is not PostgreSQL
+awa.E003   annotations of a job that cannot be read, so that its arguments cannot be restored
+awa.E004   the server is older than PostgreSQL 14 (with ``--database``)
+awa.W001   LISTEN behind a pooler that hands out a session for each transaction
+awa.W002   the queue is in another database than the project's rows
+awa.W003   unique states that a job can leave and take again
+awa.W004   jobs for a queue that no worker serves by default
+=========  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from awa_django.conf import get_settings, setting_faults
+from awa_django.enqueue import queue_alias
+from awa_django.errors import ConfigurationError
+from awa_django.registry import registry
+from awa_django.schema import MINIMUM_SERVER
+from awa_django.uniqueness import mask_hazards
+
+__all__ = ["check_jobs", "check_server", "check_settings"]
+
+
+@register("awa")
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """The dict ``AWA`` and the database it points to. Opens no connection."""
+    faults = setting_faults()
+    if faults:
+        return [Error(fault, hint="Correct the setting AWA.", id="awa.E001") for fault in faults]
+    return list(_database_faults())
+
+
+def _database_faults() -> Iterator[CheckMessage]:
+    alias = queue_alias()
+    if alias not in connections:
+        yield Error(
+            f"AWA['DATABASE'] is {alias!r}, which DATABASES does not have.",
+            hint=f"Known are {', '.join(sorted(connections))}.",
+            id="awa.E002",
+        )
+        return
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        yield Error(
+            f"The queue's database {alias!r} is {connection.vendor}; awa needs PostgreSQL 14 or newer.",
+            hint="Point AWA['DATABASE'] to a PostgreSQL alias.",
+            id="awa.E002",
+        )
+        return
+    if get_settings().listen and connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        yield Warning(
+            f"DISABLE_SERVER_SIDE_CURSORS says that database {alias!r} is behind a transaction pooler, "
+            "where LISTEN does not work.",
+            hint="Set AWA['LISTEN'] to False and workers poll, or give the worker an alias that goes to the server.",
+            id="awa.W001",
+        )
+    default = connections.settings.get(DEFAULT_DB_ALIAS, {})
+    if alias != DEFAULT_DB_ALIAS and default.get("ENGINE") != "django.db.backends.dummy":
+        yield Warning(
+            f"The queue is in database {alias!r}, and rows of {DEFAULT_DB_ALIAS!r} cannot share a transaction with it: "
+            "their jobs are stored after the commit, and a crash between the two loses them.",
+            hint="Keep the queue in the database whose rows cause the jobs; silence this where none do.",
+            id="awa.W002",
+        )
+
+
+@register("awa")
+def check_jobs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """The declared jobs."""
+    return list(_job_faults())
+
+
+def _job_faults() -> Iterator[CheckMessage]:
+    served = None if setting_faults() else get_settings().queues
+    for kind in registry.values():
+        try:
+            kind.prepare()
+        except ConfigurationError as error:
+            yield Error(str(error), obj=kind.name, id="awa.E003")
+        unique = kind.options.unique
+        if unique is not None and (hazards := mask_hazards(unique.mask)):
+            yield Warning(
+                f"Job {kind.kind!r} has unique states {unique.mask}, which take the key again when a job moves "
+                f"from {', '.join(hazards)}; if a newer job holds it then, the older one ends cancelled.",
+                hint="Use the default states, or make sure that is what you want.",
+                obj=kind.name,
+                id="awa.W003",
+            )
+        if served is not None and kind.options.queue not in served:
+            yield Warning(
+                f"Job {kind.kind!r} goes to queue {kind.options.queue!r}, which AWA['QUEUES'] does not name; "
+                "a worker without --queue leaves it waiting.",
+                hint=f"Add {kind.options.queue!r} to AWA['QUEUES'], or run a worker with --queue {kind.options.queue}.",
+                obj=kind.name,
+                id="awa.W004",
+            )
+
+
+@register(Tags.database)
+def check_server(
+    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """The server of the queue's database; runs only where that database is checked."""
+    if not databases or setting_faults():
+        return []
+    alias = queue_alias()
+    if alias not in databases or alias not in connections or connections[alias].vendor != "postgresql":
+        return []
+    with connections[alias].temporary_connection() as cursor:
+        version: int = cursor.connection.info.server_version
+    if version >= MINIMUM_SERVER:
+        return []
+    return [
+        Error(
+            f"Database {alias!r} is PostgreSQL {version // 10000}; awa needs {MINIMUM_SERVER // 10000} or newer.",
+            hint="Upgrade the server, or point AWA['DATABASE'] to another one.",
+            id="awa.E004",
+        )
+    ]

@@ -18,8 +18,8 @@ lazy text                                        text                           
 dataclass, model with ``model_dump``             object of its fields                the same, if annotated
 ===============================================  ==================================  =========================
 
-The texts are those of ``DjangoJSONEncoder`` with one difference: microseconds are kept, so that what was
-enqueued is equal to what the handler gets.
+The texts are those of ``DjangoJSONEncoder`` with one difference: it drops microseconds, which are kept here, so
+that what the handler gets is equal to what was enqueued.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any
 
 from django.utils.dateparse import parse_duration
 from django.utils.duration import duration_iso_string
@@ -190,14 +190,14 @@ def _encode_other(value: Any, room: int) -> JsonValue:
         case float():
             return _encode(float(value), room)
         case datetime():
-            text = value.isoformat()
+            text = value.isoformat(timespec=_timespec(value))
             return f"{text[:-6]}Z" if text.endswith("+00:00") else text
         case date():
             return value.isoformat()
         case time():
             if value.tzinfo is not None:
                 raise _Refusal("a time with a time zone means nothing without its date; pass a datetime")
-            return value.isoformat()
+            return value.isoformat(timespec=_timespec(value))
         case timedelta():
             return duration_iso_string(value)
         case uuid.UUID():
@@ -218,25 +218,30 @@ def _encode_other(value: Any, room: int) -> JsonValue:
         return _encode(value.model_dump(mode="json"), room)
     if isinstance(value, Mapping):
         return _encode_mapping(value, room)
-    _refuse(value)
+    raise _refusal(value)
 
 
-def _refuse(value: object) -> NoReturn:
+def _timespec(value: datetime | time) -> str:
+    """Milliseconds where they say it all, as ``DjangoJSONEncoder`` writes; else every digit there is."""
+    return "milliseconds" if value.microsecond and value.microsecond % 1000 == 0 else "auto"
+
+
+def _refusal(value: object) -> _Refusal:
     name = type(value).__name__
     # Looked at by their members, since this module imports no database.
     if hasattr(value, "_meta") and hasattr(value, "pk"):
-        raise _Refusal(
+        return _Refusal(
             f"a model instance ({name}) would be stale when the job runs; pass its primary key, .pk, "
             "and load the row in the handler"
         )
     if hasattr(value, "values_list"):
-        raise _Refusal(f"a {name} cannot be stored; pass a list of primary keys")
+        return _Refusal(f"a {name} cannot be stored; pass a list of primary keys")
     match value:
         case set() | frozenset():
-            raise _Refusal(f"a {name} has no order; pass a sorted list")
+            return _Refusal(f"a {name} has no order; pass a sorted list")
         case bytes() | bytearray() | memoryview():
-            raise _Refusal(f"{name} is not text; pass it base64-encoded, or a reference to where it is kept")
-    raise _Refusal(f"a value of type {name} has no JSON form; pass text, numbers, lists or dicts instead")
+            return _Refusal(f"{name} is not text; pass it base64-encoded, or a reference to where it is kept")
+    return _Refusal(f"a value of type {name} has no JSON form; pass text, numbers, lists or dicts instead")
 
 
 # Decoding

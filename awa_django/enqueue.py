@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, overload
+from typing import Any, Literal, NoReturn, overload
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
@@ -32,7 +32,6 @@ from awa_django.sql import statement
 from awa_django.validation import validated, warn_of_size
 
 __all__ = [
-    "Duplicate",
     "Enqueued",
     "OnConflict",
     "OnInvalid",
@@ -59,25 +58,18 @@ _NO_SUCH_TABLE, _NO_SUCH_SCHEMA, _NO_SUCH_FUNCTION = "42P01", "3F000", "42883"
 _ROUNDS = 5
 
 
-class Duplicate(NamedTuple):
-    """A job of a batch that was not stored: its index, and the job that holds its unique key."""
-
-    index: int
-    job_id: int
-
-
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     """What came of a batch.
 
     ``ids`` has one entry for each job given, in that order: the id of the job stored; for a duplicate the
     holder's id, or None with ``on_conflict="skip"``; None for a job that was invalid. ``count`` says how many
-    were stored.
+    were stored, ``duplicates`` has pairs of an index and the id of the job that holds its unique key.
     """
 
     ids: Sequence[int | None] = ()
     count: int = 0
-    duplicates: Sequence[Duplicate] = ()
+    duplicates: Sequence[tuple[int, int]] = ()
     invalid: Sequence[InvalidJob] = ()
 
 
@@ -282,12 +274,12 @@ def store_many(
     for index, job_id in copied.ids.items():
         ids[index if places is None else places[index]] = job_id
     duplicates = [
-        Duplicate(index if places is None else places[index], job_id)
+        (index if places is None else places[index], job_id)
         for index, job_id in sorted(copied.duplicates.items())
     ]
     if on_conflict == "holder":
-        for duplicate in duplicates:
-            ids[duplicate.index] = duplicate.job_id
+        for index, job_id in duplicates:
+            ids[index] = job_id
     return Enqueued(ids, len(copied.ids), duplicates, invalid)
 
 

@@ -141,7 +141,7 @@ class PartitionedQueue:
         claimers: int | None = None,
         claim_batch_size: int | None = None,
     ) -> list[dict[str, Any]]:
-        """One queue configuration for each partition, in the form other awa clients take; all capacities are each's own."""
+        """One queue configuration for each partition, in the form other awa clients take; capacities are each's own."""
         if (max_workers_per_partition is None) == (min_workers_per_partition is None):
             raise InvalidJob(
                 "queue_configs",

@@ -11,9 +11,8 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
@@ -76,7 +75,7 @@ class JobOptions:
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     run_at: datetime | timedelta | None = None
     tags: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = MappingProxyType({})
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     unique: Unique | None = None
     ordering_key: bytes | None = None
     using: str | None = None
@@ -215,19 +214,6 @@ class BoundJob:
 class JobKind(BoundJob, Generic[P, R]):
     """One kind of job: the function that runs it and the defaults of its jobs. Calling it calls the function."""
 
-    __slots__ = (
-        "__dict__",
-        "__wrapped__",
-        "args_type",
-        "descriptor",
-        "handler",
-        "is_async",
-        "keep_result",
-        "kind",
-        "takes_context",
-        "timeout",
-    )
-
     def __init__(
         self,
         handler: Callable[P, R],
@@ -237,7 +223,7 @@ class JobKind(BoundJob, Generic[P, R]):
         keep_result: bool = False,
         timeout: timedelta | None = None,
         descriptor: Descriptor = Descriptor(),  # noqa: B008 - an immutable value
-        options: JobOptions = JobOptions(),  # noqa: B008 - an immutable value
+        options: JobOptions = JobOptions(),
     ) -> None:
         self.handler = handler
         if kind is None:
@@ -269,7 +255,7 @@ class JobKind(BoundJob, Generic[P, R]):
         return f"{self.handler.__module__}.{self.handler.__qualname__}"
 
     def make(self, options: JobOptions, instance: Sequence[Any], args: Mapping[str, Any]) -> JobInsert:
-        """A job of this kind; raises ``InvalidJob`` for arguments that the handler does not take or JSON cannot hold."""
+        """A job of this kind; raises ``InvalidJob`` for arguments that do not fit or cannot be stored."""
         encoded = self._encode(instance, args)
         unique = options.unique
         return JobInsert(

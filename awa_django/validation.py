@@ -92,7 +92,7 @@ def checked_tags(tags: object) -> tuple[str, ...]:
 
 
 def checked_metadata(metadata: object) -> dict[str, Any]:
-    """A JSON object whose keys leave ``_awa_`` and ``awa:`` alone; ``awa:traceparent`` and ``awa:tracestate`` may be set."""
+    """A JSON object; keys that awa uses itself are refused, save ``awa:traceparent`` and ``awa:tracestate``."""
     if not isinstance(metadata, Mapping):
         raise InvalidJob("metadata", f"a dict is needed, not {metadata!r}")
     encoded = encode(dict(metadata), "metadata")

@@ -34,12 +34,14 @@ PATIENCE = 180
 _numbers = itertools.count(1)
 
 
-def address(url: str, dbname: str, **changes: str) -> str:
-    """The URL of another database of the same server, in the form that libpq and the awa client read.
+def address(url: str, dbname: str | None = None, **changes: str) -> str:
+    """The URL of another database of the same server, or of the same one with other parameters, in the form
+    that libpq and the awa client read.
 
     A socket's folder goes into the query: as a host it has no form that both read.
     """
     parts = {key: str(value) for key, value in conninfo_to_dict(url).items()} | changes
+    dbname = parts.pop("dbname", "postgres") if dbname is None else dbname
     parts.pop("dbname", None)
     host, port = parts.pop("host", ""), parts.pop("port", "5432")
     user, password = parts.pop("user", ""), parts.pop("password", "")
@@ -47,7 +49,7 @@ def address(url: str, dbname: str, **changes: str) -> str:
         parts |= {"host": host} if host else {}
         host = "localhost"
     login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
-    query = f"?{urlencode(parts)}" if parts else ""
+    query = f"?{urlencode(parts, quote_via=quote)}" if parts else ""
     return f"postgresql://{login}{'@' if login else ''}{host}:{port}/{quote(dbname, safe='')}{query}"
 
 

@@ -76,25 +76,16 @@ def _past_deadline(cursor: Cursor, context: Context, passed_over: Collection[int
     return take_past_deadline(cursor, PastDeadline(BATCH), passed_over=passed_over)
 
 
-def _in_turn(*rescues: Rescue) -> Callable[[Context], bool]:
-    """One duty for several sources; each has transactions of its own, so none sees what another began (H-02)."""
-
-    def run(context: Context) -> bool:
-        return any([rescue.run(context) for rescue in rescues])
-
-    return run
-
-
 def duties(settings: Settings) -> list[Duty]:
-    """The rescues, as lines of the timetable."""
-    stale = _in_turn(
-        Rescue("heartbeat", _quiet_leases, Rescued(LEASE_STALE), Sweeper("rescue of stale leases")),
-        Rescue("heartbeat", _quiet_receipts, Rescued(RECEIPT_STALE), Sweeper("rescue of stale receipts")),
+    """The rescues, as lines of the timetable. Each source has transactions of its own, so none sees what another
+    has begun (H-02), and none fails with another."""
+    leases = Rescue("heartbeat", _quiet_leases, Rescued(LEASE_STALE), Sweeper("rescue of stale leases"))
+    receipts = Rescue(
+        "heartbeat", _quiet_receipts, Rescued(RECEIPT_STALE), Sweeper("rescue of stale receipts")
     )
-    deadline = _in_turn(
-        Rescue("deadline", _past_deadline, DeadlineExceeded(), Sweeper("rescue past deadline")),
-    )
+    late = Rescue("deadline", _past_deadline, DeadlineExceeded(), Sweeper("rescue past deadline"))
     return [
-        Duty("rescue of quiet attempts", settings.rescue_interval, stale),
-        Duty("rescue past deadline", settings.rescue_interval, deadline),
+        Duty("rescue of stale leases", settings.rescue_interval, leases.run),
+        Duty("rescue of stale receipts", settings.rescue_interval, receipts.run),
+        Duty("rescue past deadline", settings.rescue_interval, late.run),
     ]

@@ -116,7 +116,9 @@ class _Keeper:
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             result, gate = Prune.HELD, "somebody else holds a lock on it"
         except psycopg.IntegrityError as error:
-            logger.error("slot %d of the %s ring cannot be emptied without losing history: %s", slot, self.name, error)
+            logger.error(
+                "slot %d of the %s ring cannot be emptied without losing history: %s", slot, self.name, error
+            )
             result, gate = Prune.HELD, str(error)
         self.tried(ring, slot, result, gate)
         return result
@@ -138,7 +140,9 @@ class QueueRing(_Keeper):
         """As soon as anything was written since the last run, or when a slot comes of age."""
         self.seen = seen
         ring = seen.queue
-        if not self.holds(ring, ring.current) and not any(self.holds(ring, slot) for slot in ring.sealed_in_use()):
+        if not self.holds(ring, ring.current) and not any(
+            self.holds(ring, slot) for slot in ring.sealed_in_use()
+        ):
             return None
         if ring != self._judged:
             return 0.0
@@ -180,7 +184,10 @@ class QueueRing(_Keeper):
         """Turn the ring if it is time; True if the current slot overflows and there is no empty slot to turn to."""
         slots = len(ring.sizes) - 1
         with context.connection.cursor() as cursor:
-            if ring.generation not in self._opened and (at := rings.opened_at(cursor, ring.current)) is not None:
+            if (
+                ring.generation not in self._opened
+                and (at := rings.opened_at(cursor, ring.current)) is not None
+            ):
                 self._opened = {ring.generation: at}
             rows = rings.slot_rows(cursor, ring.current)
         opened = self._opened.get(ring.generation)

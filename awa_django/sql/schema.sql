@@ -90,7 +90,7 @@ SELECT max(version) FROM awa.schema_version;
 
 -- name: ring_cursor_authority
 -- rows:  those of version 43's table, whole (contract: schema section 9)
-SELECT to_jsonb(authority) FROM awa.ring_cursor_authority AS authority;
+SELECT to_jsonb(kept.*) FROM awa.ring_cursor_authority AS kept;
 
 -- name: storage_schema
 -- rows:  at most one: the schema that holds queue storage, once there is a move to it

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from asgiref.sync import SyncToAsync, sync_to_async
@@ -45,7 +46,7 @@ class Finish(Protocol):
 Flush = Callable[[Flight], None]
 
 
-def outcome_of_result(kind: JobKind, result: Any) -> Outcome:
+def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:
     """What a handler's return value means."""
     if result is None:
         return _SUCCESS
@@ -175,7 +176,7 @@ class Executor:
 
     def __init__(
         self,
-        kinds: Callable[[str], JobKind | None],
+        kinds: Callable[[str], JobKind[Any, Any] | None],
         finish: Finish,
         unknown: Callable[[Flight], Outcome],
         flush: Flush,
@@ -221,7 +222,7 @@ class Executor:
 
     # -- one attempt ---------------------------------------------------------------------------------
 
-    def _prepare(self, flight: Flight) -> tuple[JobKind, Callable[[], Any]] | Outcome:
+    def _prepare(self, flight: Flight) -> tuple[JobKind[Any, Any], Callable[[], Any]] | Outcome:
         """The handler bound to its arguments, or the outcome of an attempt that cannot run."""
         attempt = flight.attempt
         kind = self._kinds(attempt.kind)
@@ -233,14 +234,13 @@ class Executor:
             if fault is not None:
                 return Terminal(f"invalid stored payload: {fault}")
         try:
-            call = kind.bind(JobContext(flight, self._flush) if kind.takes_context else None, attempt.args)
+            arguments = kind.decode(attempt.args)
         except InvalidJob as error:
             return Terminal(f"InvalidJob: {error}")
-        except Exception as error:
-            return Terminal(error_text(error))
-        if kind.timeout is not None:
+        if kind.timeout is not None and not kind.is_async:
             self._watch(flight, kind.timeout.total_seconds())
-        return kind, call
+        context = JobContext(flight, self._flush) if kind.takes_context else None
+        return kind, partial(kind.run, context, arguments)
 
     def _run_sync(self, flight: Flight) -> None:
         outcome: Outcome

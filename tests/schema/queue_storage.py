@@ -247,7 +247,7 @@ async def awa_worker(
 
     client = awa.AsyncClient(url)
     for kind, handler in handlers.items():
-        client.worker(dict, kind=kind, queue=queue)(handler)
+        client.task(dict, kind=kind, queue=queue)(handler)
     defaults = {
         "poll_interval_ms": 20,
         "leader_election_interval_ms": 50,

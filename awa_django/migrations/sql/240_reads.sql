@@ -499,6 +499,7 @@ DECLARE
     v_schema constant text := awa.active_queue_storage_schema();
     v_job record;
     v_state awa.job_state;
+    v_closed boolean;
 BEGIN
     IF v_schema IS NULL THEN
         RAISE EXCEPTION 'job % cannot be deleted from queue storage: it is not active', p_id
@@ -592,16 +593,13 @@ BEGIN
                 )
             ORDER BY ready.run_lease DESC
         LOOP
-            IF awa.awa_django_close_receipt(p_id, v_job.run_lease, 'cancelled') THEN
-                v_state := 'running';
-            ELSE
-                v_state := NULL;
-            END IF;
+            v_closed := awa.awa_django_close_receipt(p_id, v_job.run_lease, 'cancelled');
             DELETE FROM awa.leases AS lease
             WHERE lease.job_id = p_id
               AND lease.run_lease = v_job.run_lease
             RETURNING lease.state INTO v_state;
-            CONTINUE WHEN v_state IS NULL;
+            CONTINUE WHEN NOT FOUND AND NOT v_closed;
+            v_state := coalesce(v_state, 'running');
 
             DELETE FROM awa.attempt_state AS live
             WHERE live.job_id = p_id

@@ -10,7 +10,9 @@
 -- ring where it was, and tries again in a second. Their names sort before those of later schema versions, which
 -- put triggers of their own on these tables.
 
--- Drops a move of the ring onto a slot that another session is writing to.
+-- Drops a move of the ring onto a slot that another session is writing to, or has written to since the leader looked.
+-- First the locks, then the rows, each in a statement of its own: a writer that is gone from the first has committed
+-- before the second takes its snapshot.
 CREATE OR REPLACE FUNCTION awa.awa_django_guard_ring_state()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -32,6 +34,12 @@ BEGIN
                 to_regclass(format('awa.done_entries_%s', NEW.current_slot))
             )
     ) THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT 1 FROM awa.ready_entries WHERE ready_slot = NEW.current_slot)
+       OR EXISTS (SELECT 1 FROM awa.ready_segments WHERE ready_slot = NEW.current_slot)
+       OR EXISTS (SELECT 1 FROM awa.done_entries WHERE ready_slot = NEW.current_slot)
+    THEN
         RETURN NULL;
     END IF;
     RETURN NEW;

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from awa_django.encoding import dump_json
@@ -337,6 +338,7 @@ def _copy(cursor: Cursor, name: str, lines: Iterator[str]) -> None:
             copy.write("".join(chunk))
 
 
+@lru_cache(1024)  # kinds and queues, mostly
 def _escape(text: str) -> str:
     """A text as a field of COPY."""
     return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")

@@ -112,7 +112,7 @@ def take_past_deadline(
 
 
 def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> None:
-    cursor.execute(statement("queue_storage/rescue", name, slot=child), values or None)
+    cursor.execute(statement("queue_storage/rescue", name, slot=child), values)
 
 
 def _receipts(cursor: Cursor, name: str, **values: Any) -> list[_Receipt]:

@@ -33,6 +33,7 @@ __all__ = [
     "Ring",
     "Turn",
     "fold_counts",
+    "horizon_is_clear",
     "look",
     "newest_end",
     "oldest_initialised",
@@ -47,7 +48,6 @@ __all__ = [
     "sealed_slots",
     "slot_rows",
     "slots_with_deltas",
-    "horizon_is_clear",
 ]
 
 
@@ -110,7 +110,7 @@ class Look:
 
 def look(cursor: Cursor) -> Look:
     """Look at everything the leader's timetable depends on; about 1 ms of server time, no scan."""
-    cursor.execute(statement("queue_storage/look", "look"))
+    cursor.execute(statement("queue_storage/look", "look"), {})
     row = cursor.fetchone()
     assert row is not None
     now, due_in, queue, queue_sizes, claim, claim_sizes, lease, lease_sizes, canonical, operations = row
@@ -150,7 +150,7 @@ class Prune(StrEnum):
 
 def _run(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> Any:
     """Run one statement of this subject on one child; returns its first row, or None."""
-    cursor.execute(statement("queue_storage/rings", name, slot=child), values or None)
+    cursor.execute(statement("queue_storage/rings", name, slot=child), values)
     return cursor.fetchone() if cursor.description is not None else None
 
 
@@ -256,7 +256,7 @@ def prune_queue_slot(cursor: Cursor, slot: int, *, failed_retention: timedelta) 
 
 def slots_with_deltas(cursor: Cursor) -> list[int]:
     """Up to four sealed slots of the queue ring whose count increments are not folded yet, oldest first."""
-    cursor.execute(statement("queue_storage/rings", "slots_with_deltas"))
+    cursor.execute(statement("queue_storage/rings", "slots_with_deltas"), {})
     return [slot for (slot,) in cursor.fetchall()]
 
 

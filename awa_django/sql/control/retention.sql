@@ -1,0 +1,86 @@
+-- What nobody needs any more, outside the rings (contract: runtime/maintenance section 5).
+-- Each statement removes a bounded number of rows, oldest first where it matters; the caller repeats it.
+
+-- name: expire_dead_letters
+-- Dead letters past their time, with the unique keys they hold (H-07, D5).
+-- rows:  one for each dead letter removed
+-- locks: dlq_entries rows, passing over those another transaction holds; then unique-claim rows
+WITH expired AS MATERIALIZED (
+    SELECT job_id
+    FROM awa.dlq_entries
+    WHERE dlq_at < statement_timestamp() - %(retention)s::interval
+    ORDER BY dlq_at
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+),
+removed AS (
+    DELETE FROM awa.dlq_entries AS dead
+    USING expired
+    WHERE dead.job_id = expired.job_id
+    RETURNING dead.job_id, dead.unique_key
+),
+released AS (
+    DELETE FROM awa.job_unique_claims AS claim
+    USING removed
+    WHERE claim.unique_key = removed.unique_key AND claim.job_id = removed.job_id
+)
+SELECT job_id
+FROM removed;
+
+-- name: expire_instances
+-- Rows of runtimes that nobody has seen for long.
+-- rows:  none
+-- locks: runtime_instances rows
+DELETE FROM awa.runtime_instances
+WHERE last_seen_at < statement_timestamp() - %(retention)s::interval;
+
+-- name: expire_queue_descriptors
+-- Descriptions of queues that no runtime has declared for long.
+-- rows:  none
+-- locks: queue_descriptors rows
+DELETE FROM awa.queue_descriptors
+WHERE last_seen_at < statement_timestamp() - %(retention)s::interval;
+
+-- name: expire_kind_descriptors
+-- Descriptions of kinds that no runtime has declared for long.
+-- rows:  none
+-- locks: job_kind_descriptors rows
+DELETE FROM awa.job_kind_descriptors
+WHERE last_seen_at < statement_timestamp() - %(retention)s::interval;
+
+-- name: expire_operations
+-- Finished bulk operations past their time; their items go with them.
+-- rows:  one for each
+-- locks: batch_operations rows, passing over those another transaction holds
+WITH expired AS MATERIALIZED (
+    SELECT id
+    FROM awa.batch_operations
+    WHERE retention_until < statement_timestamp() AND state IN ('completed', 'cancelled', 'failed')
+    ORDER BY retention_until
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM awa.batch_operations AS operation
+USING expired
+WHERE operation.id = expired.id
+RETURNING operation.id;
+
+-- name: expire_canonical_jobs
+-- Finished jobs of the canonical tables past their time; a trigger lets their unique keys go.
+-- rows:  one for each
+-- locks: jobs_hot rows, passing over those another transaction holds
+WITH expired AS MATERIALIZED (
+    SELECT id
+    FROM awa.jobs_hot
+    WHERE (state = 'completed' AND finalized_at < statement_timestamp() - %(completed_retention)s::interval)
+        OR (
+            state IN ('failed', 'cancelled')
+            AND finalized_at < statement_timestamp() - %(failed_retention)s::interval
+        )
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM awa.jobs_hot AS hot
+USING expired
+WHERE hot.id = expired.id
+RETURNING hot.id;

@@ -1,0 +1,231 @@
+"""What a worker process says about itself: its row in ``awa.runtime_instances``, and which storage it serves.
+
+Other clients read the list of runtimes whole, and a row they cannot decode keeps their workers from
+starting; so its shape is theirs to the last key (contract: schema section 5.7).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from awa_django import __version__
+from awa_django.conf import QueueConfig, Settings
+from awa_django.db import connect
+from awa_django.errors import ConfigurationError
+from awa_django.planes.base import Cursor
+from awa_django.sql import statement
+from awa_django.worker.descriptors import Descriptor, hashes, sync
+from awa_django.worker.service import Service
+
+__all__ = ["Instance", "Numbers", "Reporter", "resolve_storage"]
+
+logger = logging.getLogger("awa_django.worker")
+
+#: The awa release whose behaviour towards other clients this one shares. Later migrations of the schema refuse
+#: to run beside a runtime that reports less than 0.6.2, or something that is no semantic version.
+COMPATIBLE_WITH = "0.6.9"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How a worker is doing right now (contract: runtime/shutdown-health section 3).
+
+    ``in_flight`` counts the attempts of each queue that this process executes or still has to write down.
+    """
+
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+    poll_loop_alive: bool = False
+    heartbeat_alive: bool = False
+    maintenance_alive: bool = False
+    shutting_down: bool = False
+    leader: bool = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything runs, given a database that answers."""
+        return (
+            self.poll_loop_alive
+            and self.heartbeat_alive
+            and self.maintenance_alive
+            and not self.shutting_down
+        )
+
+
+def own_version() -> str:
+    """The version that this process reports: the awa release it is compatible with, and its own as build metadata."""
+    return f"{COMPATIBLE_WITH}+awa-django.{re.sub('[^0-9A-Za-z.-]', '.', __version__)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One worker process.
+
+    ``kinds`` describes every kind it handles, ``described`` those of its queues that code said something about.
+    """
+
+    settings: Settings
+    queues: Sequence[QueueConfig]
+    kinds: Mapping[str, Descriptor] = field(default_factory=dict)
+    described: Mapping[str, Descriptor] = field(default_factory=dict)
+    instance_id: uuid.UUID = field(default_factory=uuid.uuid4)
+    hostname: str = field(default_factory=lambda: os.environ.get("HOSTNAME") or socket.gethostname())
+    pid: int = field(default_factory=os.getpid)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between two reports."""
+        return max(1, round(self.settings.snapshot_interval / timedelta(milliseconds=1)))
+
+    @property
+    def queue_descriptors(self) -> dict[str, Descriptor]:
+        """Every queue served, and every other one that code describes."""
+        return {queue.name: Descriptor() for queue in self.queues} | dict(self.described)
+
+    def report(self, cursor: Cursor, numbers: Numbers) -> None:
+        """Write the process's row, in the caller's transaction."""
+        cursor.execute(
+            statement("control/instance", "report"),
+            {
+                "instance_id": self.instance_id,
+                "hostname": self.hostname,
+                "pid": self.pid,
+                "version": own_version(),
+                "started_at": self.started_at,
+                "interval_ms": self.interval_ms,
+                "healthy": numbers.healthy,
+                "poll_loop_alive": numbers.poll_loop_alive,
+                "heartbeat_alive": numbers.heartbeat_alive,
+                "maintenance_alive": numbers.maintenance_alive,
+                "shutting_down": numbers.shutting_down,
+                "leader": numbers.leader,
+                "queues": json.dumps([self._queue(queue, numbers) for queue in self.queues]),
+                "queue_hashes": json.dumps(hashes(self.queue_descriptors)),
+                "kind_hashes": json.dumps(hashes(self.kinds)),
+            },
+        )
+
+    def describe(self, cursor: Cursor) -> None:
+        """Declare the queues and kinds of this process, in the caller's transaction."""
+        sync(cursor, "queues", self.queue_descriptors, self.interval_ms)
+        sync(cursor, "kinds", self.kinds, self.interval_ms)
+
+    def _queue(self, queue: QueueConfig, numbers: Numbers) -> dict[str, Any]:
+        """One element of ``queues``; seconds are whole, and keys without a meaning here are present and null."""
+        limit = queue.rate_limit
+        return {
+            "queue": queue.name,
+            "in_flight": numbers.in_flight.get(queue.name, 0),
+            "overflow_held": None,
+            "config": {
+                "mode": "hard_reserved",
+                "max_workers": queue.max_workers,
+                "min_workers": None,
+                "weight": None,
+                "global_max_workers": None,
+                "poll_interval_ms": round(self.settings.poll_interval / timedelta(milliseconds=1)),
+                "deadline_duration_secs": int(queue.deadline.total_seconds()),
+                "priority_aging_interval_secs": int(queue.priority_aging_interval.total_seconds()),
+                "claimers": 1,
+                "claim_batch_size": queue.claim_batch_size,
+                "dlq_enabled": self.settings.dead_letters(queue.name),
+                "rate_limit": None if limit is None else {"max_rate": limit.max_rate, "burst": limit.burst},
+            },
+        }
+
+
+class Reporter(Service):
+    """Reports every ``SNAPSHOT_INTERVAL``, at the start of a shutdown (:meth:`report_now`), and once more at its end.
+
+    ``numbers`` is asked from this thread. An error is logged and the next report tries again.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        numbers: Callable[[], Numbers],
+        *,
+        connection: Callable[[], psycopg.Connection[Any]] | None = None,
+    ) -> None:
+        super().__init__("reporter")
+        self.instance = instance
+        self.numbers = numbers
+        self._open = connection or (
+            lambda: connect(instance.settings.database, application_name="awa reporter")
+        )
+        self._wake = threading.Event()
+
+    def report_now(self) -> None:
+        """Report again without waiting for the interval to pass; from any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ask the loop to end. Its last report says that the process is shutting down."""
+        super().stop()
+        self._wake.set()
+
+    def run(self) -> None:
+        with self._open() as connection:
+            self.alive = True
+            while not self.stopping.is_set():
+                self._report(connection, self.numbers())
+                self._wake.wait(self.instance.settings.snapshot_interval.total_seconds())
+                self._wake.clear()
+            self._report(connection, replace(self.numbers(), shutting_down=True))
+
+    def _report(self, connection: psycopg.Connection[Any], numbers: Numbers) -> None:
+        try:
+            with connection.transaction(), connection.cursor() as cursor:
+                self.instance.report(cursor, numbers)
+                if not numbers.shutting_down:
+                    self.instance.describe(cursor)
+        except psycopg.Error as error:
+            if connection.closed or connection.broken:
+                raise
+            logger.warning("this worker could not report itself, and tries again: %s", str(error).strip())
+
+
+def resolve_storage(connection: psycopg.Connection[Any]) -> str:
+    """Make sure that queue storage takes new work; returns the state, ``mixed_transition`` or ``active``.
+
+    A fresh installation is promoted. Raises ``ConfigurationError`` where the cluster still runs on canonical
+    storage. Expects a schema that :func:`awa_django.schema.check_schema` passed. (contract: runtime/instances
+    section 3)
+    """
+    state, engine, prepared = _status(connection)
+    if state == "canonical" and prepared is None:
+        row = connection.execute(statement("control/instance", "promote_if_fresh"), {}).fetchone()
+        if row is not None and row[0]:
+            logger.info("queue storage is in force: this installation was fresh")
+        # Another worker may have promoted it in between.
+        state, engine, prepared = _status(connection)
+    if state in ("mixed_transition", "active") and engine == "queue_storage":
+        return state
+    raise ConfigurationError(
+        f"this database runs on {engine} storage (state {state!r}), which this release of awa_django does not serve; "
+        "move it to queue storage with the awa client (`awa storage status` says how far it is: prepare, "
+        "enter-mixed-transition, finalize), or leave its queues to awa's own workers until then"
+    )
+
+
+def _status(connection: psycopg.Connection[Any]) -> tuple[str, str, str | None]:
+    row = connection.execute(statement("control/instance", "storage_status"), {}).fetchone()
+    if row is None:
+        raise ConfigurationError(
+            "awa.storage_transition_state has no row, so nobody can tell which storage is in force; "
+            "restore it from a backup"
+        )
+    state, engine, prepared, _ = row
+    return state, engine, prepared

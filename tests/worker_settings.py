@@ -1,0 +1,26 @@
+"""The project that worker processes of the tests run in: short times, and handlers that leave a trace.
+
+``AWA_TEST_SETTINGS``, a JSON object, adds to or replaces keys of ``AWA``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from tests.settings import *  # noqa: F403
+from tests.settings import INSTALLED_APPS as _APPS
+
+INSTALLED_APPS = [*_APPS, "tests.workerapp"]
+
+AWA: dict[str, Any] = {
+    "HEARTBEAT_INTERVAL": 0.5,
+    "STALE_AFTER": 2,
+    "RESCUE_INTERVAL": 0.5,
+    "LISTEN_POLL_INTERVAL": 1,
+    "DRAIN_TIMEOUT": 3,
+    "LEADER_ELECTION_INTERVAL": 0.5,
+    "SNAPSHOT_INTERVAL": 1,
+    **json.loads(os.environ.get("AWA_TEST_SETTINGS", "{}")),
+}

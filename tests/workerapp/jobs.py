@@ -1,0 +1,117 @@
+"""Handlers for tests of real workers. Each run is noted in table ``probe``, outside any transaction of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from asgiref.sync import sync_to_async
+from django.db import connection, transaction
+
+from awa_django import Cancel, JobContext, RetryAfter, Snooze, TerminalError, job
+
+PROBE = "INSERT INTO probe (label, job_id, attempt, pid) VALUES (%s, %s, %s, %s)"
+
+
+def note(ctx: JobContext, label: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(PROBE, [label, ctx.job.id, ctx.attempt, os.getpid()])
+
+
+@job
+def noop(ctx: JobContext, n: int = 0) -> None:
+    note(ctx, "noop")
+
+
+@job
+async def async_noop(ctx: JobContext, n: int = 0) -> None:
+    await asyncio.sleep(0)
+    await sync_to_async(note)(ctx, "async_noop")
+
+
+@job
+def sleeper(ctx: JobContext, seconds: float, stubborn: bool = False) -> None:
+    note(ctx, "sleeper")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and (stubborn or not ctx.is_cancelled()):
+        time.sleep(0.02)
+
+
+@job
+def flaky(ctx: JobContext, failures: int) -> None:
+    note(ctx, "flaky")
+    if ctx.attempt <= failures:
+        raise RuntimeError(f"failure {ctx.attempt}")
+
+
+@job
+def hopeless(ctx: JobContext) -> None:
+    note(ctx, "hopeless")
+    raise TerminalError("there is no way")
+
+
+@job(max_attempts=2)
+def exhausting(ctx: JobContext) -> None:
+    note(ctx, "exhausting")
+    raise ValueError("every time")
+
+
+@job
+def cancelling(ctx: JobContext) -> Cancel:
+    note(ctx, "cancelling")
+    return Cancel("no longer wanted")
+
+
+@job
+def snoozing(ctx: JobContext, times: int) -> Snooze | None:
+    note(ctx, "snoozing")
+    progress = ctx.progress or {}
+    done = int(progress.get("metadata", {}).get("snoozes", 0))
+    if done < times:
+        ctx.update_metadata({"snoozes": done + 1})
+        return Snooze(0.1)
+    return None
+
+
+@job
+def later(ctx: JobContext) -> RetryAfter | None:
+    note(ctx, "later")
+    return RetryAfter(0.2) if ctx.attempt == 1 else None
+
+
+@job
+def leaving(ctx: JobContext) -> None:
+    note(ctx, "leaving")
+    raise SystemExit(3)
+
+
+@job
+def typed(ctx: JobContext, number: int) -> None:
+    note(ctx, "typed")
+
+
+@job
+def dirty(ctx: JobContext) -> None:
+    """Returns inside a transaction."""
+    note(ctx, "dirty")
+    transaction.set_autocommit(False)
+    with connection.cursor() as cursor:
+        cursor.execute(PROBE, ["never committed", ctx.job.id, ctx.attempt, 0])
+
+
+@job(keep_result=True)
+def answering(ctx: JobContext, n: int) -> dict[str, int]:
+    return {"answer": n * 2}
+
+
+@job(timeout=0.5)
+def slow(ctx: JobContext) -> None:
+    note(ctx, "slow")
+    time.sleep(2)
+
+
+@job(timeout=0.5)
+async def async_slow(ctx: JobContext) -> None:
+    await sync_to_async(note)(ctx, "async_slow")
+    await asyncio.sleep(30)

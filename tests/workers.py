@@ -1,0 +1,144 @@
+"""Real worker processes for tests, and waiting on what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parent.parent
+PROBE_TABLE = """
+    CREATE TABLE IF NOT EXISTS probe (
+        label text NOT NULL,
+        job_id bigint NOT NULL,
+        attempt integer NOT NULL,
+        pid integer NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp()
+    )
+"""
+def wait_until(look: Callable[[], T], *, seconds: float = 30, what: str = "") -> T:
+    """Look until the answer is true; its value. Fails with ``what`` and the last answer after ``seconds``."""
+    until = time.monotonic() + seconds
+    while True:
+        value = look()
+        if value:
+            return value
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {seconds} s: {what or look}; last answer {value!r}")
+        time.sleep(0.02)
+
+
+class Worker:
+    """One ``manage.py awa_worker`` process (with its children) on a database."""
+
+    def __init__(self, url: str, *options: str, apps: bool = True, **settings: Any) -> None:
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="awa-worker-", suffix=".log")  # noqa: SIM115
+        environment = {
+            **os.environ,
+            "DATABASE_URL": url,
+            "DJANGO_SETTINGS_MODULE": "tests.worker_settings" if apps else "tests.settings",
+            "AWA_TEST_SETTINGS": json.dumps(settings),
+            "PYTHONPATH": str(ROOT),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "django", "awa_worker", *options],
+            cwd=ROOT,
+            env=environment,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def output(self) -> str:
+        """Everything it has printed so far."""
+        self.log.flush()
+        return Path(self.log.name).read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, children included."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def wait(self, seconds: float = 30) -> int:
+        """Wait for its end; the exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker did not end within {seconds} s:\n{self.output()}") from None
+
+    def stop(self, seconds: float = 15) -> int:
+        """TERM, and wait; the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+
+@contextmanager
+def worker(url: str, *options: str, **settings: Any) -> Iterator[Worker]:
+    """A running worker; killed at the end if it still runs. Its output is shown when the block fails."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(PROBE_TABLE)
+    process = Worker(url, *options, **settings)
+    try:
+        yield process
+    except BaseException:
+        print(process.output())
+        raise
+    finally:
+        if process.process.poll() is None:
+            process.kill()
+        process.log.close()
+
+
+def drain(url: str, *options: str, **settings: Any) -> str:
+    """Run a worker until the queues are empty, retries within ten seconds included; its output."""
+    with worker(url, "--drain", "--drain-ahead", "10", *options, **settings) as process:
+        code = process.wait(90)
+        assert code == 0, process.output()
+        return process.output()
+
+
+def insert(connection: psycopg.Connection[Any], kind: str, args: dict[str, Any] | None = None, **options: Any) -> int:
+    """Enqueue one job by SQL; its id."""
+    names = "".join(f", p_{name} => %({name})s" for name in options)
+    row = connection.execute(
+        f"SELECT id FROM awa.insert_job_compat(%(kind)s, p_args => %(args)s::jsonb{names})",
+        {"kind": kind, "args": json.dumps(args or {}), **options},
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def insert_many(connection: psycopg.Connection[Any], kind: str, count: int, *, queue: str = "default") -> None:
+    """Enqueue many jobs ``{"n": 1}``, ``{"n": 2}`` and so on by SQL."""
+    connection.execute(
+        "SELECT awa.insert_job_compat(%s, %s, jsonb_build_object('n', n)) FROM generate_series(1, %s) AS n",
+        [kind, queue, count],
+    )
+
+
+def states(connection: psycopg.Connection[Any]) -> dict[str, int]:
+    """How many jobs there are in each state; running receipts are not in the view and not counted."""
+    rows = connection.execute("SELECT state::text, count(*) FROM awa.jobs GROUP BY state").fetchall()
+    return {state: count for state, count in rows}
+
+
+def runs(connection: psycopg.Connection[Any]) -> dict[int, int]:
+    """How often each job ran, as its handlers noted."""
+    rows = connection.execute("SELECT job_id, count(*) FROM probe GROUP BY job_id").fetchall()
+    return {job_id: count for job_id, count in rows}

@@ -223,6 +223,7 @@ class ReadModel(models.Model):
     class Meta:
         abstract = True
         managed = False
+        base_manager_name = "objects"
         default_permissions = ("view",)
 
     def __str__(self) -> str:

@@ -37,13 +37,17 @@ def test_a_kind_is_named_by_its_option_its_class_or_its_function() -> None:
     @job
     def send_receipt(order_id: int) -> None: ...
 
-    @job(args=ProcessPayment)
-    def anything(args: ProcessPayment) -> None: ...
+    @dataclass
+    class RefundHTTPOrder:
+        order_id: int
+
+    @job(args=RefundHTTPOrder)
+    def anything(args: RefundHTTPOrder) -> None: ...
 
     @job(args=ProcessPayment, kind="pay-now")
     def other(args: ProcessPayment) -> None: ...
 
-    assert (send_receipt.kind, anything.kind, other.kind) == ("send_receipt", "process_payment", "pay-now")
+    assert (send_receipt.kind, anything.kind, other.kind) == ("send_receipt", "refund_http_order", "pay-now")
     assert registry["send_receipt"] is send_receipt
     assert "pay-now" in registry
 
@@ -91,8 +95,8 @@ def test_the_same_function_again_takes_its_own_place() -> None:
 
         return again
 
-    declare()
-    assert registry["again"] is declare()
+    first, second = declare(), declare()
+    assert registry["again"] is second is not first
 
 
 def test_the_context_goes_to_a_first_parameter_named_or_annotated_for_it() -> None:
@@ -254,10 +258,6 @@ def test_plain_arguments_are_handed_on_as_they_are() -> None:
 
 
 def test_annotated_arguments_come_back_as_annotated() -> None:
-    @dataclass
-    class Local:
-        when: date
-
     @job
     def typed(
         ctx: Any, when: datetime, price: Decimal | None = None, days: tuple[date, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import django.contrib.postgres.fields
+import django.db.models.deletion
 from django.db import migrations, models
 
 import awa_django.models
@@ -44,6 +45,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."attempt_state"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -78,6 +80,7 @@ class Migration(migrations.Migration):
                 ],
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -87,6 +90,15 @@ class Migration(migrations.Migration):
                     "pk",
                     models.CompositePrimaryKey(
                         "operation", "job_id", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "operation",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="items",
+                        to="awa_django.batchoperation",
                     ),
                 ),
                 ("job_id", models.BigIntegerField(verbose_name="job")),
@@ -100,6 +112,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."batch_operation_items"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -126,6 +139,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."claim_ring_slots"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -142,6 +156,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."claim_ring_state"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -179,6 +194,7 @@ class Migration(migrations.Migration):
                 ],
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -210,6 +226,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."deferred_jobs"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -224,6 +241,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."admin_dirty_kinds"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -238,6 +256,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."admin_dirty_kind_marks"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -252,6 +271,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."admin_dirty_queues"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -266,6 +286,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."admin_dirty_queue_marks"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -305,6 +326,7 @@ class Migration(migrations.Migration):
                 ],
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -340,6 +362,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."done_entries"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -403,6 +426,7 @@ class Migration(migrations.Migration):
                 ],
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -458,6 +482,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."jobs_hot"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -472,6 +497,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."job_kind_catalog"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -486,6 +512,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."job_queue_catalog"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -515,6 +542,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."job_kind_descriptors"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -548,6 +576,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."leases"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -579,6 +608,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."lease_claims"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -630,6 +660,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."lease_claim_batches"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -659,6 +690,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."lease_claim_closures"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -683,6 +715,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."lease_claim_closure_batches"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -697,6 +730,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."lease_ring_slots"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -713,6 +747,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."lease_ring_state"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -738,6 +773,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_claimer_leases"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -753,6 +789,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_claimer_state"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -785,6 +822,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_claim_heads"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -814,6 +852,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_descriptors"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -843,6 +882,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_enqueue_heads"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -869,6 +909,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_lanes"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -891,6 +932,7 @@ class Migration(migrations.Migration):
                 ],
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -905,6 +947,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_ring_slots"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -925,6 +968,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_ring_state"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -946,6 +990,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_state_counts"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -981,6 +1026,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_terminal_count_deltas"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1013,6 +1059,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_terminal_live_counts"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1035,6 +1082,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."queue_terminal_rollups"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1059,6 +1107,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."ready_claim_attempt_batches"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1092,6 +1141,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."ready_entries"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1128,6 +1178,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."ready_segments"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1163,6 +1214,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."ready_tombstones"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1208,6 +1260,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."receipt_completion_batches"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1241,6 +1294,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."receipt_completion_tombstones"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1276,6 +1330,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."runtime_instances"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1291,6 +1346,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."runtime_storage_backends"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1346,6 +1402,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."scheduled_jobs"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1361,6 +1418,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."schema_version"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1383,6 +1441,7 @@ class Migration(migrations.Migration):
                 "permissions": [("manage_storage", "Can move jobs from one storage engine to the other")],
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1418,6 +1477,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."terminal_jobs"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
         migrations.CreateModel(
@@ -1435,6 +1495,7 @@ class Migration(migrations.Migration):
                 "db_table": '"awa"."job_unique_claims"',
                 "managed": False,
                 "default_permissions": ("view",),
+                "base_manager_name": "objects",
             },
         ),
     ]

@@ -14,11 +14,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
-from asgiref.sync import SyncToAsync, sync_to_async
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections, reset_queries
 
+import awa_django
 from awa_django.errors import InvalidJob, TerminalError
 from awa_django.outcomes import Cancel, Completed, Failed, Outcome, RetryAfter, Snooze, Terminal
 from awa_django.registry import JobKind
@@ -44,6 +47,7 @@ class Finish(Protocol):
 
 
 Flush = Callable[[Flight], None]
+_PACKAGE = str(Path(awa_django.__file__).parent)
 
 
 def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:
@@ -67,7 +71,7 @@ def error_text(error: BaseException) -> str:
         headline = f"{type(error).__name__}: {error}"
     except Exception:
         headline = f"{type(error).__name__}: its message cannot be printed"
-    lines = traceback.format_exception(error)
+    lines = traceback.format_exception(type(error), error, _below_us(error.__traceback__))
     text = f"{headline}\n{''.join(lines).rstrip()}"
     raw = text.encode("utf-8", "replace")
     if len(raw) <= MAX_ERROR_BYTES:
@@ -75,6 +79,14 @@ def error_text(error: BaseException) -> str:
     head = headline.encode("utf-8", "replace")[: MAX_ERROR_BYTES // 2]
     tail = raw[-(MAX_ERROR_BYTES - len(head) - 8) :]
     return head.decode("utf-8", "ignore") + "\n...\n" + tail.decode("utf-8", "ignore")
+
+
+def _below_us(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in the handler; the whole if it never left this package."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        inner = inner.tb_next
+    return inner or trace
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
@@ -190,7 +202,7 @@ class Executor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._contexts: list[object] = []
+        self._contexts: list[ThreadSensitiveContext] = []
         self._timed: dict[Flight, tuple[float, float]] = {}
         self._timed_lock = threading.Lock()
         self._watching = False
@@ -261,10 +273,10 @@ class Executor:
     async def _run_async(self, flight: Flight) -> None:
         outcome: Outcome
         flight.started = time.monotonic()
-        # Synchronous code below a coroutine runs in one thread per context; with a context of its own
-        # each job's ORM calls go on beside those of the others.
-        context = self._contexts.pop() if self._contexts else _Context()
-        SyncToAsync.thread_sensitive_context.set(context)  # type: ignore[arg-type]
+        # Synchronous code below a coroutine runs in one thread per context. With a context of its own each job's ORM
+        # calls go on beside those of the others; contexts are kept, and their threads' connections with them.
+        context = self._contexts.pop() if self._contexts else ThreadSensitiveContext()
+        SyncToAsync.thread_sensitive_context.set(context)
         try:
             prepared = self._prepare(flight)
             if isinstance(prepared, Outcome):
@@ -390,10 +402,6 @@ class Executor:
                     Failed(f"TimeoutError: still running after its limit of {limit:g} s"),
                     returned=False,
                 )
-
-
-class _Context:
-    """A key for asgiref's table of threads; the thread is reused as long as this lives."""
 
 
 def _payload_fault(payload: Any) -> str | None:

@@ -18,12 +18,13 @@ from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
 from awa_django.encoding import encode
 from awa_django.errors import InvalidJob
-from awa_django.jobs import RESULT_KEY, UNKNOWN_KIND_KEY
+from awa_django.jobs import RESULT_KEY, UNKNOWN_KIND_KEY, Landed
 from awa_django.outcomes import Completed, Outcome, Postponed, Snooze, Terminal
 from awa_django.planes.base import Settlement
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.registry import registry
 from awa_django.sql import statement
+from awa_django.states import JobState
 from awa_django.transitions import Transition, plan
 from awa_django.worker.dispatcher import Dispatcher
 from awa_django.worker.executor import Executor
@@ -116,7 +117,7 @@ class Runtime:
         }
         self.listener = Listener(
             {name: dispatcher.wake for name, dispatcher in self.dispatchers.items()},
-            cancel=self._cancel,
+            cancel=self.cancel,
             connect=self._connecting("listen"),
         )
         self.claiming_stopped = threading.Event()
@@ -219,7 +220,8 @@ class Runtime:
             self._holding_back = True
         return self._holding_back
 
-    def _cancel(self, job_id: int, run_lease: int) -> None:
+    def cancel(self, job_id: int, run_lease: int) -> None:
+        """Raise the flag of an attempt, if this process holds it."""
         flight = self.flights.get(job_id, run_lease)
         if flight is not None:
             flight.cancelled = True
@@ -264,21 +266,7 @@ class Runtime:
                 item.attempt.attempt,
             )
         for landed in settlement.landed:
-            job = landed.job
-            entry = job.errors[-1]["error"].partition("\n")[0] if job.errors else ""
-            if landed.duplicate:
-                logger.warning("job %s (%s) ended as a duplicate: %s", job.id, job.kind, entry)
-            elif job.state == "failed":
-                logger.error(
-                    "job %s (%s) failed for good in attempt %d: %s", job.id, job.kind, job.attempt, entry
-                )
-            elif job.state == "retryable":
-                logger.warning(
-                    "job %s (%s) attempt %d failed, again at %s: %s",
-                    job.id, job.kind, job.attempt, job.run_at.isoformat(timespec="seconds"), entry,
-                )  # fmt: skip
-            else:
-                logger.info("job %s (%s) is %s", job.id, job.kind, job.state)
+            _log_landed(landed)
         self.flights.forget(
             [
                 *((item.attempt.job_id, item.attempt.run_lease) for item in settlement.completed),
@@ -346,6 +334,26 @@ class Runtime:
             ).fetchone()
         assert row is not None
         return bool(row[0])
+
+
+def _log_landed(landed: Landed) -> None:
+    """One line for what became of an attempt that did not simply succeed."""
+    job = landed.job
+    errors = len(job.errors) > len(landed.landing.taken.errors)
+    entry = job.errors[-1]["error"].partition("\n")[0] if errors else ""
+    when = job.run_at.isoformat(timespec="seconds")
+    if landed.duplicate:
+        logger.warning("job %s (%s) ended as a duplicate: %s", job.id, job.kind, entry)
+    elif job.state is JobState.FAILED:
+        logger.error("job %s (%s) failed for good in attempt %d: %s", job.id, job.kind, job.attempt, entry)
+    elif job.state is JobState.RETRYABLE and errors:
+        logger.warning(
+            "job %s (%s) attempt %d failed, again at %s: %s", job.id, job.kind, job.attempt, when, entry
+        )
+    elif job.state in (JobState.RETRYABLE, JobState.SCHEDULED):
+        logger.info("job %s (%s) runs again at %s", job.id, job.kind, when)
+    else:
+        logger.info("job %s (%s) is %s", job.id, job.kind, job.state)
 
 
 def _read_mark(mark: Any, now: datetime) -> tuple[datetime, int]:

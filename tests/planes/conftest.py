@@ -6,11 +6,21 @@ import psycopg
 import pytest
 
 from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.sql import statement
+from tests import databases
 from tests.planes.world import World
 
 
+@pytest.fixture(scope="session")
+def world_database(server_url: str, awa_template: str) -> Iterator[str]:
+    """The URL of one database for all tests of this process that leave it to ``world`` to empty it."""
+    with databases.scratch(server_url, "world", template=awa_template) as url:
+        yield url
+
+
 @pytest.fixture
-def world(awa_database: str) -> Iterator[World]:
-    """A fresh database with a session of it."""
-    with psycopg.connect(awa_database, autocommit=True) as connection:
+def world(world_database: str) -> Iterator[World]:
+    """An empty queue with a session of it. Job ids go on counting from test to test."""
+    with psycopg.connect(world_database, autocommit=True) as connection:
+        connection.execute(statement("testing", "reset"), {})
         yield World(connection, QueueStoragePlane())

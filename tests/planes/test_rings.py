@@ -106,11 +106,11 @@ def test_a_full_ring_does_not_turn_and_jobs_stay_in_the_current_slot(world: Worl
 
 
 def test_the_ring_does_not_turn_onto_a_slot_that_an_old_transaction_writes_to(
-    world: World, awa_database: str
+    world: World, world_database: str
 ) -> None:
     """H-03: the transaction read the ring a lap ago, and its rows are not visible yet."""
     world.enqueue(job())
-    with psycopg.connect(awa_database) as late:
+    with psycopg.connect(world_database) as late:
         late.execute(
             """
             INSERT INTO awa.ready_segments (
@@ -234,19 +234,17 @@ def test_failed_jobs_are_carried_and_completed_ones_folded_as_the_reference_does
     assert prune(world) == (Prune.PRUNED, None)
     assert prune_claims(world, 0) == (Prune.PRUNED, None)
 
-    state = {"<current generation>": 1, "<current slot>": 1}
-
-    def expected(table: str) -> list[dict[str, Any]]:
-        return [
-            {key: state.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
-            for row in effects[table]["added"]
-        ]
-
+    ours = {"<current generation>": 1, "<current slot>": 1}
+    own = {"job_id": failed.job_id, "counter_bucket": failed.job_id % 256}
     for table in ("done_entries", "queue_terminal_count_deltas", "queue_terminal_rollups"):
-        found = [normal(row) for row in world.rows(f"SELECT * FROM awa.{table}")]
-        for row in found:
-            row.pop("recorded_at", None)
-        assert found == expected(table), table
+        (row,) = effects[table]["added"]
+        expected = {
+            key: own.get(key, ours.get(value, value) if isinstance(value, str) else value)
+            for key, value in row.items()
+        }
+        (found,) = [normal(row) for row in world.rows(f"SELECT * FROM awa.{table}")]
+        found.pop("recorded_at", None)
+        assert found == expected, table
     for table, change in effects.items():
         if "added" not in change:
             assert world.one(f"SELECT count(*) FROM awa.{table}") == 0, table
@@ -257,7 +255,8 @@ def rings_agree(world: World) -> bool:
     """The live counts and deltas are the finished rows (I17)."""
     counted = world.one("SELECT coalesce(sum(terminal_delta), 0) FROM awa.queue_terminal_count_deltas")
     folded = world.one("SELECT coalesce(sum(live_terminal_count), 0) FROM awa.queue_terminal_live_counts")
-    return bool(counted + folded == world.one("SELECT count(*) FROM awa.done_entries"))
+    finished = world.one("SELECT count(*) FROM awa.done_entries")
+    return bool(counted + folded == finished)
 
 
 def test_a_failed_job_is_carried_from_slot_to_slot_until_it_is_too_old(world: World) -> None:
@@ -319,9 +318,9 @@ def test_a_unique_key_that_a_later_job_holds_is_not_released(world: World) -> No
     assert world.one("SELECT count(*) FROM awa.job_unique_claims") == 1
 
 
-def test_a_slot_that_somebody_reads_is_not_waited_for(world: World, awa_database: str) -> None:
+def test_a_slot_that_somebody_reads_is_not_waited_for(world: World, world_database: str) -> None:
     sealed_with(world, Completed())
-    with psycopg.connect(awa_database) as reader:
+    with psycopg.connect(world_database) as reader:
         reader.execute("SELECT count(*) FROM awa.ready_entries_0")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             prune(world)
@@ -415,9 +414,9 @@ def test_counts_of_a_slot_at_work_are_not_folded(world: World) -> None:
     assert world.one("SELECT count(*) FROM awa.queue_terminal_count_deltas") == 1
 
 
-def test_an_old_snapshot_is_noticed(world: World, awa_database: str) -> None:
+def test_an_old_snapshot_is_noticed(world: World, world_database: str) -> None:
     assert world.within(rings.horizon_is_clear)
-    with psycopg.connect(awa_database) as old:
+    with psycopg.connect(world_database) as old:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT count(*) FROM awa.done_entries")
         assert not world.within(rings.horizon_is_clear)
@@ -425,7 +424,12 @@ def test_an_old_snapshot_is_noticed(world: World, awa_database: str) -> None:
 
 def test_a_look_says_what_is_used_and_when_the_next_job_is_due(world: World) -> None:
     seen = world.within(rings.look)
-    assert (seen.due_in, seen.queue.in_use, seen.claim.in_use, seen.lease.in_use) == (None, False, False, False)
+    assert (seen.due_in, seen.queue.in_use, seen.claim.in_use, seen.lease.in_use) == (
+        None,
+        False,
+        False,
+        False,
+    )
     assert (len(seen.queue.sizes), len(seen.claim.sizes), len(seen.lease.sizes)) == (16, 8, 8)
     now = world.one("SELECT now()")
     world.enqueue(

@@ -36,7 +36,9 @@ class World:
     def enqueue(self, *jobs: JobInsert) -> None:
         self.within(lambda cursor: self.plane.enqueue(cursor, jobs))
 
-    def claim(self, queue: str = "q", limit: int = 100, *, deadline: timedelta = NO_DEADLINE) -> list[Attempt]:
+    def claim(
+        self, queue: str = "q", limit: int = 100, *, deadline: timedelta = NO_DEADLINE
+    ) -> list[Attempt]:
         attempts = self.within(
             lambda cursor: self.plane.claim(cursor, queue, limit, deadline=deadline, aging=NO_DEADLINE)
         )

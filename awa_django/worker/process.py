@@ -1,0 +1,144 @@
+"""One worker process from start to end (contract: runtime/shutdown-health sections 1 and 2)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import OperationalError as DjangoOperationalError
+
+from awa_django.conf import QueueConfig, Settings
+from awa_django.db import connect
+from awa_django.jobs import Landed
+from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.registry import registry
+from awa_django.schema import check_schema
+from awa_django.worker.descriptors import Descriptor
+from awa_django.worker.exit_codes import Exit
+from awa_django.worker.instance import Instance, Numbers, Reporter, resolve_storage
+from awa_django.worker.leader import Leadership
+from awa_django.worker.runtime import Runtime, Stopped
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger("awa_django.worker")
+
+#: The interpreter lets a waiting thread in after this time. Its default of 5 ms lets one handler that computes hold
+#: up claiming and settling for longer than those take.
+SWITCH_SECONDS = 0.0005
+#: Time for the leader and the reporter to end.
+LEAVE_SECONDS = 2.0
+
+
+class Worker:
+    """Runs jobs of some queues and takes part in leading the fleet. ``queues`` may be empty: then it only leads.
+
+    ``prepare`` checks that it can start, ``start`` starts, ``stop`` drains and answers with the exit code.
+    """
+
+    def __init__(self, settings: Settings, queues: Sequence[QueueConfig], *, lead: bool = True) -> None:
+        self.settings = settings
+        self.queues = queues
+        self.runtime = Runtime(settings, queues)
+        self.leader = Leadership(settings, QueueStoragePlane(), rescued=self._rescued) if lead else None
+        kinds = {name: Descriptor(*kind.descriptor) for name, kind in registry.items()}
+        self.reporter = Reporter(Instance(settings, queues, kinds), self._numbers)
+
+    def prepare(self) -> str:
+        """Check schema and storage; a line that says what this worker works on.
+
+        Raises ``SchemaOutOfDate`` or ``ConfigurationError`` with the way out, and Django's
+        ``OperationalError`` when the database cannot be reached.
+        """
+        try:
+            with connect(
+                self.settings.database, application_name="awa_worker start", prepare=False
+            ) as session:
+                facts = check_schema(session)
+                state = resolve_storage(session)
+                info = session.info
+                where = f"{info.dbname} at {info.host or 'local socket'}"
+                server = info.server_version
+        except psycopg.OperationalError as error:
+            raise DjangoOperationalError(str(error)) from error
+        for kind in registry.values():
+            kind.prepare()
+        self._warn_of_thread_limits()
+        queues = ", ".join(f"{queue.name} ({queue.max_workers} at once)" for queue in self.queues)
+        storage = "queue storage" if state == "active" else f"queue storage, {state}"
+        return (
+            f"{len(registry)} kinds of jobs; queues: {queues or 'none, maintenance only'}; {storage}, "
+            f"schema {facts.version}, PostgreSQL {server // 10000}.{server % 10000}, database {where}"
+        )
+
+    def start(self) -> None:
+        """Start everything; returns at once."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self.runtime.start()
+        if self.leader is not None:
+            self.leader.start()
+        self.reporter.start()
+
+    def wait_idle(self, ahead: timedelta, stop: threading.Event) -> bool:
+        """Wait until the queues hold nothing that is due within ``ahead``; False if ``stop`` was set first."""
+        return self.runtime.wait_idle(ahead, stop)
+
+    def stop(self, hurry: threading.Event) -> Exit:
+        """Drain within the grace time, hand the rest back, and end. ``hurry`` cuts the grace time short."""
+        self.reporter.report_now()
+        stopped = self.runtime.stop(hurry)
+        services: list[Any] = [self.reporter, *([self.leader] if self.leader is not None else [])]
+        for service in services:
+            service.stop()
+        if self.leader is not None and hurry.is_set():
+            self.leader.cancel()
+        for service in services:
+            service.join(LEAVE_SECONDS)
+        return self._exit_code(stopped, hurried=hurry.is_set())
+
+    @staticmethod
+    def _exit_code(stopped: Stopped, *, hurried: bool) -> Exit:
+        if stopped.handed_back:
+            logger.warning("%d attempts were handed back", stopped.handed_back)
+        if stopped.left_behind or (hurried and stopped.handed_back):
+            return Exit.LEFT_BEHIND
+        return Exit.OK
+
+    def _numbers(self) -> Numbers:
+        runtime = self.runtime
+        return Numbers(
+            in_flight={name: dispatcher.in_flight for name, dispatcher in runtime.dispatchers.items()},
+            poll_loop_alive=all(item.alive for item in runtime.dispatchers.values()),
+            heartbeat_alive=runtime.heartbeat.alive,
+            maintenance_alive=self.leader is None or self.leader.alive,
+            shutting_down=runtime.claiming_stopped.is_set(),
+            leader=self.leader is not None and self.leader.is_leader,
+        )
+
+    def _rescued(self, kind: str, landed: Sequence[Landed]) -> None:
+        """Attempts were taken away; those that run here are told to stop."""
+        for item in landed:
+            self.runtime.cancel(item.landing.taken.job_id, item.landing.taken.run_lease)
+
+    def _warn_of_thread_limits(self) -> None:
+        timed = sorted(name for name, kind in registry.items() if kind.timeout and not kind.is_async)
+        if timed:
+            logger.warning(
+                "threads cannot be stopped: on timeout these kinds are failed while their handler goes on and "
+                "keeps its slot: %s",
+                ", ".join(timed),
+            )
+        pool = connections[DEFAULT_DB_ALIAS].settings_dict.get("OPTIONS", {}).get("pool")
+        wanted = sum(queue.max_workers for queue in self.queues)
+        if isinstance(pool, dict) and pool.get("max_size", 4) < wanted:
+            logger.warning(
+                "the database pool holds %d connections for %d jobs at once; handlers will wait for one",
+                pool.get("max_size", 4),
+                wanted,
+            )

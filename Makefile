@@ -8,6 +8,8 @@ SERVE_ARGS ?=                  # for example SERVE_ARGS="--bind 0.0.0.0:8000"
 BENCH_ARGS ?= --only awa-pg,awa_django --scenarios tuned
 
 BIN := .venv/bin
+# Errors only: warnings of pip are about the machine it runs on.
+QUIET := --quiet --quiet
 MANAGE := $(BIN)/python example_project/manage.py
 
 .DEFAULT_GOAL := help
@@ -72,6 +74,6 @@ clean: ## remove .venv, the demo's database and every cache
 	    $$found -m venv .venv; \
 	fi
 	@echo "installing from pyproject.toml (the first time takes a minute or two)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]' --group dev
+	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable '.[demo]' --group dev
 	@touch $@

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from django.contrib.postgres.fields import ArrayField
+from django.core.checks import CheckMessage
 from django.core.exceptions import EmptyResultSet
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -101,11 +102,13 @@ def table(name: str) -> str:
 
 
 if TYPE_CHECKING:
+    _ArrayField = ArrayField[Any, Any]
     _CharField = models.CharField[Any, Any]
     _DateTimeField = models.DateTimeField[Any, Any]
     _Field = models.Field[Any, Any]
 else:
-    _CharField, _DateTimeField, _Field = models.CharField, models.DateTimeField, models.Field
+    _ArrayField, _Field = ArrayField, models.Field
+    _CharField, _DateTimeField = models.CharField, models.DateTimeField
 
 
 # Columns ------------------------------------------------------------------------------------------------
@@ -163,9 +166,6 @@ class MaskField(_CharField):
     def db_type(self, connection: BaseDatabaseWrapper) -> str:
         return "bit(8)"
 
-    def get_placeholder(self, value: object, compiler: object, connection: object) -> str:
-        return "%s::bit(8)"
-
 
 class MultirangeField(_Field):
     """A column ``int8multirange``, as the driver's ``Multirange``."""
@@ -183,16 +183,27 @@ class CursorTimeField(_DateTimeField):
         return f"NULLIF({sql}, '-infinity')", params
 
 
-def _numbers(**options: Any) -> ArrayField[Any, Any]:
-    return ArrayField(models.BigIntegerField(), **options)
+class ArrayColumn(_ArrayField):
+    """An array, read without more than PostgreSQL.
+
+    Django's field wants ``django.contrib.postgres`` installed, which is for what that app adds to forms and
+    to connections. None of it is needed here, so a project need not install it for us.
+    """
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        return [message for message in super().check(**kwargs) if message.id != "postgres.E005"]
 
 
-def _small_numbers(**options: Any) -> ArrayField[Any, Any]:
-    return ArrayField(models.SmallIntegerField(), **options)
+def _numbers(**options: Any) -> ArrayColumn:
+    return ArrayColumn(models.BigIntegerField(), **options)
 
 
-def _texts(**options: Any) -> ArrayField[Any, Any]:
-    return ArrayField(models.TextField(), **options)
+def _small_numbers(**options: Any) -> ArrayColumn:
+    return ArrayColumn(models.SmallIntegerField(), **options)
+
+
+def _texts(**options: Any) -> ArrayColumn:
+    return ArrayColumn(models.TextField(), **options)
 
 
 # Reading only -------------------------------------------------------------------------------------------
@@ -266,7 +277,7 @@ class _CanonicalJob(_Named):
     attempted_at = models.DateTimeField(_("attempted at"), null=True)
     finalized_at = models.DateTimeField(_("finalized at"), null=True)
     created_at = models.DateTimeField(_("created at"))
-    errors = ArrayField(models.JSONField(), verbose_name=_("errors"), null=True)
+    errors = ArrayColumn(models.JSONField(), verbose_name=_("errors"), null=True)
     metadata = models.JSONField(_("metadata"))
     tags = _texts(verbose_name=_("tags"))
     unique_key = models.BinaryField(_("unique key"), null=True)
@@ -942,7 +953,7 @@ class ReceiptCompletionBatch(_Slot, _Lane):
     run_leases = _numbers()
     lane_seqs = _numbers()
     attempts = _small_numbers()
-    attempted_ats = ArrayField(models.DateTimeField(null=True))
+    attempted_ats = ArrayColumn(models.DateTimeField(null=True))
     finalized_at = models.DateTimeField(_("finalized at"))
 
     class Meta(ReadModel.Meta):

@@ -7,10 +7,10 @@ Pure: no cursor, no clock. A plane's ``take`` supplies the job and the database'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from awa_django.jobs import Attempt, JsonValue, Landing, Taken
 from awa_django.outcomes import (
@@ -86,8 +86,7 @@ RULES: Mapping[type[Outcome], Rule] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """The end of one attempt, decided before any SQL runs.
 
     ``progress`` is the handler's last value, None when it never set one. ``metadata`` is merged into
@@ -99,7 +98,7 @@ class Transition:
     outcome: Outcome
     rule: Rule
     progress: JsonValue = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
     dead_letter: bool = False
     left_state: bool = True
 
@@ -139,7 +138,7 @@ def plan(
         outcome,
         rule,
         progress,
-        metadata or {},
+        metadata,
         dead_letters and rule.dlq_reason is not None,
         left_state,
     )

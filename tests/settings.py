@@ -6,7 +6,6 @@ which ``tests/conftest.py`` starts: type checkers and linters import this module
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 from psycopg.conninfo import conninfo_to_dict
@@ -40,7 +39,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "awa_django",
-    *(["tests.testapp"] if importlib.util.find_spec("tests.testapp") else []),
+    "tests.testapp",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

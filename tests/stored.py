@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 
 _JSON = {"args", "payload", "metadata"}
 
@@ -75,3 +77,11 @@ def use_shards(queue: str, shards: int, using: str = "default") -> None:
         shards,
         using=using,
     )
+
+
+@contextmanager
+def rolled_back(using: str = "default") -> Iterator[None]:
+    """A transaction, or a savepoint in one, that is undone at its end."""
+    with transaction.atomic(using=using):
+        yield
+        transaction.set_rollback(True, using=using)

@@ -240,7 +240,7 @@ def test_arguments_may_come_as_one_dict_or_one_instance() -> None:
             note.request(*wrong)
     with pytest.raises(InvalidJob, match="not both"):
         note.request({"order_id": 1}, order_id=1)
-    with pytest.raises(InvalidJob, match="do not make a ProcessPayment.*order"):
+    with pytest.raises(InvalidJob, match=r"do not make a ProcessPayment.*order"):
         pay.request(order=1)
     with pytest.raises(InvalidJob, match="a ProcessPayment or a dict"):
         pay.request(3)

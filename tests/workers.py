@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import psycopg
+from psycopg.rows import dict_row
 
 T = TypeVar("T")
 
@@ -28,6 +31,8 @@ PROBE_TABLE = """
         at timestamptz NOT NULL DEFAULT clock_timestamp()
     )
 """
+
+
 def wait_until(look: Callable[[], T], *, seconds: float = 30, what: str = "") -> T:
     """Look until the answer is true; its value. Fails with ``what`` and the last answer after ``seconds``."""
     until = time.monotonic() + seconds
@@ -52,6 +57,7 @@ class Worker:
             "AWA_TEST_SETTINGS": json.dumps(settings),
             "PYTHONPATH": str(ROOT),
         }
+        self.url = url
         self.process = subprocess.Popen(
             [sys.executable, "-m", "django", "awa_worker", *options],
             cwd=ROOT,
@@ -66,13 +72,34 @@ class Worker:
         self.log.flush()
         return Path(self.log.name).read_text()
 
+    def wait_started(self) -> None:
+        """Wait for the line that it prints before it claims."""
+        wait_until(
+            lambda: "kinds of jobs; queues:" in self.output() or self.process.poll() is not None,
+            what="the worker's first line",
+        )
+        assert self.process.poll() is None, self.output()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process itself."""
         self.process.send_signal(number)
 
+    def children(self) -> list[psutil.Process]:
+        """The processes that it started, dead ones that nobody waited for left out."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+
     def kill(self) -> None:
         """kill -9, children included."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        family = self.children()
+        self.process.kill()
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(family, timeout=10)
         self.process.wait(10)
 
     def wait(self, seconds: float = 30) -> int:
@@ -142,3 +169,58 @@ def runs(connection: psycopg.Connection[Any]) -> dict[int, int]:
     """How often each job ran, as its handlers noted."""
     rows = connection.execute("SELECT job_id, count(*) FROM probe GROUP BY job_id").fetchall()
     return {job_id: count for job_id, count in rows}
+
+
+def job(connection: psycopg.Connection[Any], job_id: int) -> dict[str, Any]:
+    """One job as readers of ``awa.jobs`` see it; fails if there is none, as while it runs."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute("SELECT *, state::text AS state FROM awa.jobs WHERE id = %s", [job_id]).fetchone()
+    assert row is not None, f"no job {job_id}"
+    return row
+
+
+def labels(connection: psycopg.Connection[Any], job_id: int) -> list[str]:
+    """What the handlers of one job noted, in order."""
+    rows = connection.execute("SELECT label FROM probe WHERE job_id = %s ORDER BY at", [job_id]).fetchall()
+    return [label for (label,) in rows]
+
+
+def count(connection: psycopg.Connection[Any], query: str, *values: Any) -> int:
+    """The number that a query answers with."""
+    row = connection.execute(query, values).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def backends(connection: psycopg.Connection[Any]) -> list[str]:
+    """The names of the sessions of workers on this database."""
+    rows = connection.execute(
+        "SELECT application_name FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
+        "ORDER BY 1"
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def terminate(connection: psycopg.Connection[Any], pattern: str = "awa%") -> int:
+    """Break off the sessions of workers with such a name; how many there were."""
+    return count(
+        connection,
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE %s",
+        pattern,
+    )
+
+
+def open_attempts(connection: psycopg.Connection[Any]) -> int:
+    """Attempts that somebody holds."""
+    return count(
+        connection,
+        """
+        SELECT
+            (SELECT coalesce(sum(claimed_count), 0) FROM awa.lease_claim_batches)
+            + (SELECT count(*) FROM awa.lease_claims)
+            - (SELECT coalesce(sum(closed_count), 0) FROM awa.lease_claim_closure_batches)
+            - (SELECT count(*) FROM awa.lease_claim_closures)
+        """,
+    )

@@ -122,6 +122,7 @@ class _Line:
     governor: Governor
     not_before: float
     wanted_at: float | None = None
+    ran_at: float = -math.inf
 
     def due_at(self) -> float | None:
         if self.duty.when is None:
@@ -197,14 +198,12 @@ class Timetable:
         return any(line.duty.when for line in self._lines)
 
     def _next(self) -> tuple[_Line | None, float]:
-        """The line that is due first, and when."""
-        first: _Line | None = None
-        first_at = math.inf
-        for line in self._lines:
-            due_at = line.due_at()
-            if due_at is not None and due_at < first_at:
-                first, first_at = line, due_at
-        return first, first_at
+        """The line that is due first, and when; of several the one that has waited longest."""
+        due = [(due_at, line.ran_at, line) for line in self._lines if (due_at := line.due_at()) is not None]
+        if not due:
+            return None, math.inf
+        due_at, _, line = min(due, key=lambda entry: entry[:2])
+        return line, due_at
 
     def _take_expected(self) -> None:
         with self._expected_lock:
@@ -235,15 +234,15 @@ class Timetable:
         duty, interval = line.duty, line.duty.interval.total_seconds()
         planned, began = line.not_before, self.clock()
         more = self._perform(duty, context)
-        ended = self.clock()
+        ended = line.ran_at = self.clock()
         if duty.when is not None:
             # What it was wanted for is done; the next look says what else there is.
             line.wanted_at = None
             line.not_before = began + interval
             self._look_at = min(self._look_at, max(line.not_before, ended))
         else:
-            # A tick that was missed is made up for at once, but only one.
-            line.not_before = max(planned + interval, ended)
+            # Ticks keep their rhythm; a late run stands for all that were missed.
+            line.not_before = planned + interval * max(1, math.ceil((ended - planned) / interval))
         if more:
             line.not_before = ended
             if duty.when is not None:

@@ -10,8 +10,8 @@ Nothing of this is remembered by the leader, who may be another one tomorrow: wh
 rows on its first page, how many rows it holds is estimated from a few pages, and when its last job finished is a
 column. Whoever takes over decides alike.
 
-A slot that cannot be emptied is tried again after 2, 4 ... 32 intervals; the last of these says in the log what
-holds it (H-12).
+A slot that is still needed is tried again after 2, 4 ... 32 intervals; the last of these says in the log what
+holds it (H-12). One that merely could not be locked is tried again after 2.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ logger = logging.getLogger("awa_django.maintenance")
 
 #: Doublings of the pause after a slot could not be emptied.
 LAST_LEVEL = 5
+#: Attempts in which a slot could not be locked, after which that is worth a line in the log.
+MISSES_WORTH_MENTIONING = 30
 #: Bytes of ended leases from which a slot of the lease ring is worth truncating.
 LEASE_SLOT_BYTES = 512 * 1024
 
@@ -49,23 +51,34 @@ class _Patience:
     clock: Callable[[], float]
     _levels: dict[int, int] = field(default_factory=dict)
     _until: dict[int, float] = field(default_factory=dict)
+    _misses: dict[int, int] = field(default_factory=dict)
 
     def seconds(self, slot: int) -> float:
         """Until the slot may be tried again; 0 for now."""
         return max(self._until.get(slot, 0.0) - self.clock(), 0.0)
 
     def lose(self, slot: int, why: str) -> None:
-        """The slot could not be emptied."""
+        """Rows of the slot are needed: leave it alone for longer each time."""
         level = min(self._levels.get(slot, 0) + 1, LAST_LEVEL)
         if level == LAST_LEVEL and self._levels.get(slot) != LAST_LEVEL:
             logger.warning("slot %d of the %s ring cannot be emptied: %s", slot, self.ring, why)
         self._levels[slot] = level
         self._until[slot] = self.clock() + self.interval * 2**level
 
+    def miss(self, slot: int) -> None:
+        """A lock was not to be had within its 10 ms. That is a matter of luck, so the pause stays short."""
+        self._until[slot] = self.clock() + self.interval * 2
+        self._misses[slot] = self._misses.get(slot, 0) + 1
+        if self._misses[slot] % MISSES_WORTH_MENTIONING == 0:
+            logger.warning(
+                "slot %d of the %s ring could not be locked in %d attempts; is there a long transaction?",
+                slot, self.ring, self._misses[slot],
+            )  # fmt: skip
+
     def forget(self, slot: int) -> None:
         """The slot was emptied."""
-        self._levels.pop(slot, None)
-        self._until.pop(slot, None)
+        for memory in (self._levels, self._until, self._misses):
+            memory.pop(slot, None)
 
 
 @dataclass(slots=True)
@@ -109,12 +122,13 @@ class _Keeper:
     def empty(
         self, context: Context, ring: Ring, slot: int, prune: Callable[[Cursor], tuple[Prune, str | None]]
     ) -> Prune:
-        """Try to empty one slot in a transaction of its own; an unobtainable lock counts as held."""
+        """Try to empty one slot in a transaction of its own; a lock that cannot be had counts as held."""
         try:
             with context.connection.transaction(), context.connection.cursor() as cursor:
                 result, gate = prune(cursor)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            result, gate = Prune.HELD, "somebody else holds a lock on it"
+            self.patience.miss(slot)
+            return Prune.HELD
         except psycopg.IntegrityError as error:
             logger.error(
                 "slot %d of the %s ring cannot be emptied without losing history: %s", slot, self.name, error

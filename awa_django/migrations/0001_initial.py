@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import django.contrib.postgres.fields
 import django.db.models.deletion
 from django.db import migrations, models
 
@@ -172,7 +171,7 @@ class Migration(migrations.Migration):
                 ("max_attempts", models.SmallIntegerField(verbose_name="attempts allowed")),
                 (
                     "tags",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -384,14 +383,14 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "errors",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.JSONField(), null=True, size=None, verbose_name="errors"
                     ),
                 ),
                 ("metadata", models.JSONField(verbose_name="metadata")),
                 (
                     "tags",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -448,14 +447,14 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "errors",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.JSONField(), null=True, size=None, verbose_name="errors"
                     ),
                 ),
                 ("metadata", models.JSONField(verbose_name="metadata")),
                 (
                     "tags",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -524,7 +523,7 @@ class Migration(migrations.Migration):
                 ("docs_url", models.TextField(null=True, verbose_name="documentation")),
                 (
                     "tags",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -622,34 +621,18 @@ class Migration(migrations.Migration):
                 ("batch_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="batch")),
                 ("claim_slot", models.IntegerField(verbose_name="claim slot")),
                 ("claimed_count", models.IntegerField(verbose_name="jobs")),
-                (
-                    "job_ids",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
-                (
-                    "run_leases",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
+                ("job_ids", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
+                ("run_leases", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
                 (
                     "receipt_ids",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
+                    awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None),
                 ),
                 ("receipt_ranges", awa_django.models.MultirangeField()),
-                (
-                    "lane_seqs",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
-                (
-                    "attempts",
-                    django.contrib.postgres.fields.ArrayField(
-                        base_field=models.SmallIntegerField(), size=None
-                    ),
-                ),
+                ("lane_seqs", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
+                ("attempts", awa_django.models.ArrayColumn(base_field=models.SmallIntegerField(), size=None)),
                 (
                     "max_attempts",
-                    django.contrib.postgres.fields.ArrayField(
-                        base_field=models.SmallIntegerField(), size=None
-                    ),
+                    awa_django.models.ArrayColumn(base_field=models.SmallIntegerField(), size=None),
                 ),
                 ("deadline_at", models.DateTimeField(null=True, verbose_name="deadline at")),
                 ("claimed_at", models.DateTimeField(verbose_name="claimed at")),
@@ -704,7 +687,7 @@ class Migration(migrations.Migration):
                 ("closed_count", models.IntegerField(verbose_name="receipts")),
                 (
                     "receipt_ids",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
+                    awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None),
                 ),
                 ("receipt_ranges", awa_django.models.MultirangeField()),
                 ("closed_at", models.DateTimeField(verbose_name="closed at")),
@@ -834,7 +817,7 @@ class Migration(migrations.Migration):
                 ("docs_url", models.TextField(null=True, verbose_name="documentation")),
                 (
                     "tags",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -1228,29 +1211,13 @@ class Migration(migrations.Migration):
                 ("batch_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="batch")),
                 ("claim_slot", models.IntegerField(verbose_name="claim slot")),
                 ("completed_count", models.IntegerField(verbose_name="jobs")),
-                (
-                    "job_ids",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
-                (
-                    "run_leases",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
-                (
-                    "lane_seqs",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
-                (
-                    "attempts",
-                    django.contrib.postgres.fields.ArrayField(
-                        base_field=models.SmallIntegerField(), size=None
-                    ),
-                ),
+                ("job_ids", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
+                ("run_leases", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
+                ("lane_seqs", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
+                ("attempts", awa_django.models.ArrayColumn(base_field=models.SmallIntegerField(), size=None)),
                 (
                     "attempted_ats",
-                    django.contrib.postgres.fields.ArrayField(
-                        base_field=models.DateTimeField(null=True), size=None
-                    ),
+                    awa_django.models.ArrayColumn(base_field=models.DateTimeField(null=True), size=None),
                 ),
                 ("finalized_at", models.DateTimeField(verbose_name="finalized at")),
             ],
@@ -1368,14 +1335,14 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "errors",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.JSONField(), null=True, size=None, verbose_name="errors"
                     ),
                 ),
                 ("metadata", models.JSONField(verbose_name="metadata")),
                 (
                     "tags",
-                    django.contrib.postgres.fields.ArrayField(
+                    awa_django.models.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),

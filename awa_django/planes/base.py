@@ -114,6 +114,14 @@ class Plane(ABC):
         """Move the lanes' cursors past attempts whose claim has committed. Idempotent."""
 
     @abstractmethod
+    def moves_cursors(self, cursor: Cursor) -> bool:
+        """Whether the next claim does by itself what :meth:`advance` does."""
+
+    @abstractmethod
+    def has_backlog(self, cursor: Cursor, queue: str) -> bool:
+        """Whether a queue may hold jobs although a claim found none: another claimer may have held its lanes."""
+
+    @abstractmethod
     def take(self, cursor: Cursor, guard: Guard) -> list[Taken]:
         """Lift jobs off their place. A job whose guard no longer holds is absent: stale is an answer."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +22,19 @@ __all__ = ["Dispatcher", "TokenBucket"]
 
 logger = logging.getLogger("awa_django.worker")
 
-#: After a slot became free the claim waits this long for more of them, so that short jobs are claimed in batches.
-GATHER_SECONDS = 0.001
-#: Between two looks at attempts that wait for a thread.
-NUDGE_SECONDS = 0.005
+#: Where permits come free this soon after a claim, the claim waits for more of them: jobs that short are claimed in
+#: batches, while long ones are followed at once.
+SHORT_SECONDS = 0.01
+GATHER_SECONDS = 0.0005
+GATHER_ROUNDS = 6
+#: Between two looks while outcomes pile up.
+HELD_BACK_SECONDS = 0.05
+#: A claim passes over lanes that another claimer holds just then, and may find nothing although there is something.
+#: Where the lanes say so the next look follows after this, doubling, up to the polling interval; give or take a half,
+#: so that several claimers do not keep meeting.
+LOOK_AGAIN_SECONDS = 0.001
+#: A claim cursor is moved by the next claim, or by itself when none has come for this long.
+ADVANCE_SECONDS = 0.005
 
 
 class TokenBucket:
@@ -89,8 +99,12 @@ class Dispatcher(Service):
         #: The loop wants to hear of freed permits.
         self._starved = False
         self._wake = threading.Event()
-        self._claimed = 0
-        self._started = 0
+        #: Looks that found nothing, although there was a backlog, since the last wake-up or job.
+        self._looks = 0
+        #: Attempts whose lanes' cursors have not been moved, and whether the next claim moves them.
+        self._unpassed: list[Attempt] = []
+        self._self_moving = False
+        self._claimed_at = 0.0
         #: Whether the last claim found less than it asked for.
         self.empty = threading.Event()
 
@@ -107,7 +121,7 @@ class Dispatcher(Service):
         """Free the permit of an attempt whose handler's outcome is known."""
         with self._lock:
             self._free += 1
-        if self._starved:
+        if self._starved and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -115,76 +129,109 @@ class Dispatcher(Service):
         self._wake.set()
 
     def run(self) -> None:
-        connection = self._connect()
-        try:
+        with self._connect() as connection:
+            with psycopg.Cursor(connection) as cursor:
+                self._self_moving = self._plane.moves_cursors(cursor)
+            self._unpassed = []
             self.alive = True
             while not self.stopping.is_set():
-                wait = self._drain(connection)
-                self._sleep(wait)
-        finally:
-            connection.close()
+                pause = self._drain(connection)
+                self._sleep(connection, pause)
+            self._advance(connection)
 
-    def _sleep(self, seconds: float) -> None:
-        """Until something may have changed. Attempts that wait for a thread meanwhile get one."""
+    def _sleep(self, connection: psycopg.Connection[Any], seconds: float) -> None:
+        """Until something may have changed, doing meanwhile what could wait."""
         woken = False
-        if self._free < self.config.max_workers:
-            woken = self._wake.wait(min(NUDGE_SECONDS, seconds))
+        if self._unpassed or self._free < self.config.max_workers:
+            woken = self._wake.wait(min(ADVANCE_SECONDS, seconds))
             if not woken:
                 self._nudge()
-        if not woken:
-            self._wake.wait(seconds)
+                self._advance(connection)
+        if woken or self._wake.wait(seconds):
+            self._looks = 0
         self._wake.clear()
 
     def _drain(self, connection: psycopg.Connection[Any]) -> float:
         """Claim until nothing is left to claim; returns the seconds until the next look."""
+        most = min(self.config.max_workers, self.config.claim_batch_size)
         while not self.stopping.is_set():
             if self._held_back():
                 # Outcomes pile up faster than they are stored; claiming more would only add to them.
-                return 0.05
+                return HELD_BACK_SECONDS
             self._starved = True
-            wanted = min(self._free, self.config.claim_batch_size)
+            wanted = min(self._free, most)
             if wanted <= 0:
                 return self._poll_seconds()
-            if wanted < min(self.config.max_workers, self.config.claim_batch_size) // 4:
-                time.sleep(GATHER_SECONDS)
-                wanted = min(self._free, self.config.claim_batch_size)
+            if wanted < most and time.monotonic() - self._claimed_at < SHORT_SECONDS:
+                wanted = self._gather(wanted, most)
             self._starved = False
             granted = self._bucket.take(wanted) if self._bucket else wanted
             if granted == 0:
                 assert self._bucket is not None
                 return min(self._bucket.wait_seconds(), self._poll_seconds())
-            with self._lock:
-                self._free -= granted
-            found = 0
-            try:
-                found = self._claim(connection, granted)
-            finally:
-                unused = granted - found
-                if unused:
-                    with self._lock:
-                        self._free += unused
-                    if self._bucket:
-                        self._bucket.give_back(unused)
-            if found == 0:
+            if self._claim(connection, granted) == 0:
+                pause = self._pause_after_nothing(connection)
                 self.empty.set()
-                return self._poll_seconds()
+                return pause
+            self._looks = 0
             self.empty.clear()
         return 0.0
 
-    def _claim(self, connection: psycopg.Connection[Any], limit: int) -> int:
-        attempts = self._claimed_attempts(connection, limit)
-        if not attempts:
-            return 0
+    def _gather(self, wanted: int, most: int) -> int:
+        """Wait while permits keep coming free, so that short jobs are claimed in batches."""
+        for _ in range(GATHER_ROUNDS):
+            before = wanted
+            time.sleep(GATHER_SECONDS)
+            wanted = min(self._free, most)
+            if wanted in (before, most):
+                break
+        return wanted
+
+    def _claim(self, connection: psycopg.Connection[Any], granted: int) -> int:
+        """Claim at most as many jobs as permits were granted, and start them; permits left over are freed."""
+        with self._lock:
+            self._free -= granted
+        attempts: list[Attempt] = []
+        try:
+            attempts = self._claimed_attempts(connection, granted)
+        finally:
+            if unused := granted - len(attempts):
+                with self._lock:
+                    self._free += unused
+                if self._bucket:
+                    self._bucket.give_back(unused)
         self._start_flights([Flight(attempt, self) for attempt in attempts])
+        self._claimed_at = time.monotonic()
+        self._unpassed = attempts
+        if not self._self_moving:
+            self._advance(connection)
+        return len(attempts)
+
+    def _advance(self, connection: psycopg.Connection[Any]) -> None:
+        """Move the claim cursors past what was claimed last."""
+        attempts, self._unpassed = self._unpassed, []
+        if not attempts:
+            return
         try:
             with psycopg.Cursor(connection) as cursor:
                 self._plane.advance(cursor, attempts)
         except psycopg.Error as error:
             # The jobs are ours either way; whoever claims next moves the cursor itself.
-            logger.warning("queue %s: the claim cursor was not moved: %s", self.config.name, error)
-            if connection.closed:
-                raise
-        return len(attempts)
+            logger.warning(
+                "queue %s: the claim cursor was not moved: %s", self.config.name, str(error).strip()
+            )
+
+    def _pause_after_nothing(self, connection: psycopg.Connection[Any]) -> float:
+        """Seconds until the next look after a claim that found nothing."""
+        poll = self._poll_seconds()
+        pause = LOOK_AGAIN_SECONDS * 2**self._looks * random.uniform(0.5, 1.5)
+        if pause >= poll:
+            return poll
+        with psycopg.Cursor(connection) as cursor:
+            if not self._plane.has_backlog(cursor, self.config.name):
+                return poll
+        self._looks += 1
+        return pause
 
     def _claimed_attempts(self, connection: psycopg.Connection[Any], limit: int) -> list[Attempt]:
         with pipelined(connection), connection.transaction(), psycopg.Cursor(connection) as cursor:

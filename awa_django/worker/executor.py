@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +21,13 @@ from typing import Any, Protocol
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 import awa_django
 from awa_django.errors import InvalidJob, TerminalError
 from awa_django.outcomes import Cancel, Completed, Failed, Outcome, RetryAfter, Snooze, Terminal
 from awa_django.registry import JobKind
+from awa_django.unreadable import Unreadable
 from awa_django.worker.context import JobContext
 from awa_django.worker.flights import Flight
 
@@ -149,8 +152,13 @@ class ThreadPool:
                 return
             number = len(self._threads) + 1
             thread = threading.Thread(target=self._work, name=f"awa-handler-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more threads; those there are do the work
+                self._waking = False
+                logger.warning("thread %d of %d could not be started: %s", number, self.size, error)
+                return
             self._threads.append(thread)
-        thread.start()
 
     def _work(self) -> None:
         pending, idle, run = self._pending, self._idle, self._run
@@ -201,6 +209,7 @@ class Executor:
         self._pool = ThreadPool(max(threads, 1), self._run_sync)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
+        self._coroutines: deque[Flight] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._contexts: list[ThreadSensitiveContext] = []
         self._timed: dict[Flight, tuple[float, float]] = {}
@@ -237,14 +246,14 @@ class Executor:
     def _prepare(self, flight: Flight) -> tuple[JobKind[Any, Any], Callable[[], Any]] | Outcome:
         """The handler bound to its arguments, or the outcome of an attempt that cannot run."""
         attempt = flight.attempt
-        kind = self._kinds(attempt.kind)
-        if kind is None:
-            return self._unknown(flight)
         payload = attempt.payload
         if payload is not None:
             fault = _payload_fault(payload)
             if fault is not None:
                 return Terminal(f"invalid stored payload: {fault}")
+        kind = self._kinds(attempt.kind)
+        if kind is None:
+            return self._unknown(flight)
         try:
             arguments = kind.decode(attempt.args)
         except InvalidJob as error:
@@ -256,6 +265,9 @@ class Executor:
 
     def _run_sync(self, flight: Flight) -> None:
         outcome: Outcome
+        if flight.done:  # handed back before a thread was free for it
+            flight.dispatcher.release()
+            return
         flight.started = time.monotonic()
         try:
             prepared = self._prepare(flight)
@@ -267,16 +279,33 @@ class Executor:
                 outcome = outcome_of_result(kind, call())
         except BaseException as error:
             outcome = outcome_of_error(error)
-        outcome = self._after_job(outcome)
+        try:
+            outcome = self._after_job(outcome)
+        except BaseException as error:
+            outcome = outcome_of_error(error)
         self._end(flight, outcome)
 
-    async def _run_async(self, flight: Flight) -> None:
-        outcome: Outcome
-        flight.started = time.monotonic()
+    async def _run_coroutines(self) -> None:
+        """Run waiting coroutines one after another; the pump starts another of these when one of them awaits.
+
+        So handlers that never really wait share one task, whose start would cost more than they do. A handler that
+        changes context variables is the last of its task, so that none sees those of another.
+        """
+        waiting = self._coroutines
         # Synchronous code below a coroutine runs in one thread per context. With a context of its own each job's ORM
         # calls go on beside those of the others; contexts are kept, and their threads' connections with them.
         context = self._contexts.pop() if self._contexts else ThreadSensitiveContext()
         SyncToAsync.thread_sensitive_context.set(context)
+        before = copy_context()
+        while waiting:
+            await self._run_async(waiting.popleft(), context)
+            if copy_context() != before:
+                break
+        self._contexts.append(context)
+
+    async def _run_async(self, flight: Flight, context: ThreadSensitiveContext) -> None:
+        outcome: Outcome
+        flight.started = time.monotonic()
         try:
             prepared = self._prepare(flight)
             if isinstance(prepared, Outcome):
@@ -293,12 +322,14 @@ class Executor:
                 outcome = outcome_of_result(kind, result)
         except BaseException as error:
             outcome = outcome_of_error(error)
+            task = asyncio.current_task()
+            while task is not None and task.cancelling():
+                task.uncancel()
         if context in SyncToAsync.context_to_thread_executor:
             try:
                 outcome = await sync_to_async(self._after_job)(outcome)
             except BaseException as error:
                 outcome = outcome_of_error(error)
-        self._contexts.append(context)
         self._end(flight, outcome)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:
@@ -327,8 +358,9 @@ class Executor:
         if not used:
             return outcome
         for connection in used:
-            if connection.in_atomic_block or not connection.get_autocommit():
-                connection.close()
+            # Not get_autocommit(): it would open a connection that the handler closed.
+            if connection.in_atomic_block or not (connection.connection is None or connection.autocommit):
+                _abort(connection)
                 if isinstance(outcome, Completed):
                     outcome = Failed(
                         f"OpenTransaction: the handler returned inside a transaction on {connection.alias!r}; "
@@ -345,8 +377,6 @@ class Executor:
         with self._loop_lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                if hasattr(asyncio, "eager_task_factory"):
-                    self._loop.set_task_factory(asyncio.eager_task_factory)
                 threading.Thread(target=self._serve_loop, name="awa-event-loop", daemon=True).start()
             return self._loop
 
@@ -360,13 +390,16 @@ class Executor:
             loop.close()
 
     def _start_coroutines(self, flights: Sequence[Flight]) -> None:
-        loop, tasks = self._loop, self._tasks
-        assert loop is not None
-        for flight in flights:
-            task = loop.create_task(self._run_async(flight))
-            if not task.done():
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+        self._coroutines.extend(flights)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Start a task for what is waiting, and look again after the loop has given it a turn."""
+        if self._coroutines and self._loop is not None:
+            task = self._loop.create_task(self._run_coroutines())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._loop.call_soon(self._pump)
 
     # -- time limits of plain functions ------------------------------------------------------------------
 
@@ -404,8 +437,24 @@ class Executor:
                 )
 
 
+def _abort(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection with the transaction that is open on it.
+
+    The wrapper of a connection that is closed inside ``atomic`` would refuse every later query, waiting for the
+    block to end.
+    """
+    connection.in_atomic_block = False
+    connection.closed_in_transaction = False
+    try:
+        connection.close()
+    finally:
+        connection.connection = None
+
+
 def _payload_fault(payload: Any) -> str | None:
     """What keeps a stored payload from being read, or None (DEC-18)."""
+    if isinstance(payload, Unreadable):
+        return repr(payload)
     if not isinstance(payload, dict):
         return f"an object is needed, not {type(payload).__name__}"
     for key, shape in (("metadata", dict), ("tags", list), ("errors", list)):

@@ -33,6 +33,7 @@ class Flight:
         "left_state",
         "lost",
         "progress",
+        "settling",
         "started",
     )
 
@@ -44,7 +45,10 @@ class Flight:
         self.done = False
         #: The database no longer knows this attempt as current.
         self.lost = False
+        #: Whether a heartbeat or progress may have been stored, which the end of the attempt has to remove.
         self.left_state = False
+        #: Its outcome is being written: heartbeats would wait for that transaction, or come after it.
+        self.settling = False
         self.started: float | None = None
         self.progress: JsonValue = None
         #: Counts changes of progress; ``flushed`` is the one that is stored.
@@ -108,6 +112,28 @@ class Flights:
             flight.done = True
             self._executing -= 1
             return True
+
+    def settle(self, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Keep heartbeats away from attempts whose outcome is about to be written.
+
+        Returns those that may have left a heartbeat or progress. A heartbeat notes that before it looks whether it
+        may go, and here it is the other way round: so none is stored unnoticed.
+        """
+        left = set()
+        for pair in pairs:
+            flight = self._held.get(pair)
+            if flight is not None:
+                flight.settling = True
+                if flight.left_state:
+                    left.add(pair)
+        return left
+
+    def resume(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Let heartbeats go on for attempts whose outcome could not be written yet."""
+        for pair in pairs:
+            flight = self._held.get(pair)
+            if flight is not None:
+                flight.settling = False
 
     def forget(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Let go of attempts whose outcome is durable or stale."""

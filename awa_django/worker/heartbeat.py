@@ -68,14 +68,17 @@ class Heartbeat(Service):
         self._send([flight])
 
     def _send(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            # First, so that an outcome which is written meanwhile knows that there may be a row.
+            flight.left_state = True
+        flights = [flight for flight in flights if not flight.settling]
+        if not flights:
+            return
         generations = [flight.generation for flight in flights]
         beats = [
             Beat(flight.attempt, flight.progress if flight.has_news and not flight.done else None)
             for flight in flights
         ]
-        for flight in flights:
-            # Before the statement: a success that settles meanwhile must know that there may be a row.
-            flight.left_state = True
         with self._lock:
             try:
                 if self._connection is None or self._connection.closed:

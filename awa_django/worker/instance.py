@@ -125,6 +125,7 @@ class Instance:
     def _queue(self, queue: QueueConfig, numbers: Numbers) -> dict[str, Any]:
         """One element of ``queues``; seconds are whole, and keys without a meaning here are present and null."""
         limit = queue.rate_limit
+        dead_letters = self.settings.dlq_enabled if queue.dlq_enabled is None else queue.dlq_enabled
         return {
             "queue": queue.name,
             "in_flight": numbers.in_flight.get(queue.name, 0),
@@ -140,7 +141,7 @@ class Instance:
                 "priority_aging_interval_secs": int(queue.priority_aging_interval.total_seconds()),
                 "claimers": 1,
                 "claim_batch_size": queue.claim_batch_size,
-                "dlq_enabled": self.settings.dead_letters(queue.name),
+                "dlq_enabled": dead_letters,
                 "rate_limit": None if limit is None else {"max_rate": limit.max_rate, "burst": limit.burst},
             },
         }

@@ -79,8 +79,8 @@ class Listener(Service):
             return  # a queue called "cancel" shares this channel
         try:
             message = json.loads(payload)
-            job_id, run_lease = message["job_id"], message["run_lease"]
-        except (ValueError, TypeError, KeyError):
+            job_id, run_lease = int(message["job_id"]), int(message["run_lease"])
+        except (ValueError, TypeError, KeyError, RecursionError):
             logger.warning("a cancellation that nobody can read: %.200r", payload)
             return
         self._cancel(job_id, run_lease)

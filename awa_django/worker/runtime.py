@@ -84,6 +84,7 @@ class Runtime:
             Settler(
                 self._outcomes,
                 plane=self.plane,
+                flights=self.flights,
                 connect=self._connecting("settle"),
                 batch_size=settings.settle_batch_size,
                 settled=self._settled,

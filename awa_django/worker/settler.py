@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,15 +14,17 @@ import psycopg
 from awa_django.outcomes import Failed
 from awa_django.planes.base import Plane, Settlement
 from awa_django.settle import settle
-from awa_django.transitions import RULES, Transition
+from awa_django.transitions import Transition, plan
+from awa_django.worker.flights import Flights
 from awa_django.worker.service import Service
 
 __all__ = ["Settler"]
 
 logger = logging.getLogger("awa_django.worker")
 
-#: Waiting this long after the first outcome lets others join its transaction.
+#: A batch waits this long for more outcomes, again as long as some came meanwhile, at most so often.
 GATHER_SECONDS = 0.001
+GATHER_ROUNDS = 8
 #: Pauses between tries while the database does not answer; the last one repeats (DEC-10).
 RETRY_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 #: Deadlocks and serialization failures are tried again at once, this often.
@@ -43,6 +44,7 @@ class Settler(Service):
         outcomes: deque[Transition],
         *,
         plane: Plane,
+        flights: Flights,
         connect: Connect,
         batch_size: int,
         settled: Callable[[Settlement], None],
@@ -50,6 +52,7 @@ class Settler(Service):
         super().__init__("settler")
         self._outcomes = outcomes
         self._plane = plane
+        self._flights = flights
         self._connect = connect
         self._batch_size = batch_size
         self._settled = settled
@@ -88,7 +91,12 @@ class Settler(Service):
                 self._wake.wait()
             self._wake.clear()
             self._asleep = False
-        if outcomes and len(outcomes) < self._batch_size and not self.stopping.is_set():
+        before = 0
+        for _ in range(GATHER_ROUNDS):
+            waiting = len(outcomes)
+            if waiting == before or waiting >= self._batch_size or self.stopping.is_set():
+                break
+            before = waiting
             time.sleep(GATHER_SECONDS)
         batch: list[Transition] = []
         try:
@@ -99,7 +107,11 @@ class Settler(Service):
         return batch
 
     def _write(self, batch: Sequence[Transition]) -> None:
-        """Write a batch, whatever it takes; a batch that the database refuses is written one by one."""
+        """Write a batch, whatever it takes.
+
+        A batch that is refused for what is in it is written one by one; one outcome that is refused twice becomes
+        a failure that says so.
+        """
         tries = conflicts = 0
         while True:
             try:
@@ -110,41 +122,65 @@ class Settler(Service):
                 if conflicts <= CONFLICT_TRIES:
                     continue
                 reason: Exception = error
-            except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+            except Exception as error:
+                reason = error
+            self._flights.resume(_pairs(batch))
+            self._disconnect()
+            if _is_about_content(reason):
                 if len(batch) > 1:
-                    logger.warning("writing %d outcomes one by one after: %s", len(batch), error)
+                    logger.warning("writing %d outcomes one by one after: %s", len(batch), _text(reason))
                     for item in batch:
                         self._write([item])
                     return
-                batch = [self._without_extras(batch[0], error)]
-                reason = error
-            except (psycopg.Error, OSError) as error:
-                reason = error
-            self._disconnect()
+                if tries:
+                    batch = [_without_extras(batch[0], reason)]
             pause = RETRY_PAUSES[min(tries, len(RETRY_PAUSES) - 1)]
             tries += 1
-            logger.warning(
-                "%d outcomes not stored, again in %.1f s: %s", len(batch), pause, str(reason).strip()
-            )
+            logger.warning("%d outcomes not stored, again in %.1f s: %s", len(batch), pause, _text(reason))
             if self.abandon.wait(pause):
                 logger.error("gave up on %d outcomes; their jobs will be rescued", len(batch))
                 return
 
-    @staticmethod
-    def _without_extras(item: Transition, error: Exception) -> Transition:
-        """An outcome that the database refuses becomes a failure that says so."""
-        logger.error("the outcome of job %s cannot be stored: %s", item.attempt.job_id, error)
-        text = f"{type(error).__name__}: the outcome could not be stored: {str(error).strip()}"
-        return replace(
-            item, outcome=Failed(text), rule=RULES[Failed], progress=None, metadata={}, left_state=True
-        )
-
     def _settle(self, batch: Sequence[Transition]) -> Settlement:
         if self._connection is None or self._connection.closed:
             self._connection = self._connect()
+        if left := self._flights.settle(_pairs(batch)):
+            batch = [
+                item._replace(left_state=True)
+                if (item.attempt.job_id, item.attempt.run_lease) in left
+                else item
+                for item in batch
+            ]
         return settle(self._connection, self._plane, batch)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _pairs(batch: Sequence[Transition]) -> list[tuple[int, int]]:
+    return [(item.attempt.job_id, item.attempt.run_lease) for item in batch]
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}"
+
+
+def _is_about_content(error: Exception) -> bool:
+    """Whether the values to be stored are to blame, and not the database's state or the way to it.
+
+    The driver calls all of SQLSTATE class 42 a programming error, a missing grant included: that passes.
+    """
+    if isinstance(error, psycopg.ProgrammingError):
+        return not (error.sqlstate or "").startswith("42")
+    if isinstance(error, psycopg.Error):
+        return isinstance(error, psycopg.DataError | psycopg.IntegrityError)
+    return not isinstance(error, OSError)  # what no JSON and no parameter holds is refused on this side
+
+
+def _without_extras(item: Transition, error: Exception) -> Transition:
+    """A failure that says that the outcome could not be stored."""
+    logger.error("the outcome of job %s cannot be stored: %s", item.attempt.job_id, _text(error))
+    outcome = Failed(f"{type(error).__name__}: the outcome could not be stored: {str(error).strip()}")
+    return plan(item.attempt, outcome, dead_letters=item.dead_letter)

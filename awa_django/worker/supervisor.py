@@ -17,12 +17,14 @@ from django.utils.autoreload import get_child_arguments
 
 from awa_django.worker.exit_codes import Exit
 
-__all__ = ["CHILD_VARIABLE", "Supervisor", "parent_is_gone"]
+__all__ = ["CHILD_VARIABLE", "Supervisor", "supervisor_is_gone"]
 
 logger = logging.getLogger("awa_django.worker")
 
 #: Set in a child's environment to its number; a child runs the jobs itself whatever ``--processes`` says.
 CHILD_VARIABLE = "AWA_WORKER_CHILD"
+#: And this to the process number of its supervisor.
+SUPERVISOR_VARIABLE = "AWA_WORKER_SUPERVISOR"
 
 #: Between two looks at the children.
 WATCH_SECONDS = 0.2
@@ -31,11 +33,13 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 #: A child that ends with one of these is not started again: the next one would do the same.
 _HOPELESS = (Exit.USAGE, Exit.UNREACHABLE)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def parent_is_gone(parent: int) -> bool:
-    """Whether the supervisor died without telling us."""
-    return os.getppid() != parent
+def supervisor_is_gone() -> bool:
+    """Whether this process is a child whose supervisor died without telling it."""
+    supervisor = os.environ.get(SUPERVISOR_VARIABLE)
+    return supervisor is not None and supervisor != str(os.getppid())
 
 
 class Child:
@@ -52,7 +56,11 @@ class Child:
 
     def start(self) -> None:
         """Start the process in a group of its own, so that the terminal's Ctrl-C reaches it through us only."""
-        environment = {**os.environ, CHILD_VARIABLE: str(self.number)}
+        environment = {
+            **os.environ,
+            CHILD_VARIABLE: str(self.number),
+            SUPERVISOR_VARIABLE: str(os.getpid()),
+        }
         self.process = subprocess.Popen(self._command, env=environment, start_new_session=True)
         self._started = time.monotonic()
         self.again_at = None
@@ -93,7 +101,7 @@ class Supervisor:
     def run(self) -> int:
         """Supervise until all children have ended; returns the worst of their exit codes."""
         for child in self._children:
-            child.start()
+            self._start(child)
         while any(child.code is None for child in self._children):
             for child in self._children:
                 if child.code is None:
@@ -101,18 +109,28 @@ class Supervisor:
             time.sleep(WATCH_SECONDS)
         return max(child.code or 0 for child in self._children)
 
+    def _start(self, child: Child) -> None:
+        if self._stopping.is_set():
+            child.code = Exit.OK
+            return
+        child.start()
+        if self._stopping.is_set():
+            # The signal came while the process was being made, and missed it.
+            child.send(signal.SIGTERM)
+
     def _look_after(self, child: Child) -> None:
         if child.process is None:
             if self._stopping.is_set():
                 child.code = Exit.OK
             elif child.again_at is not None and time.monotonic() >= child.again_at:
-                child.start()
+                self._start(child)
             return
         code = child.poll()
         if code is None:
             return
         if self._stopping.is_set() or code in _HOPELESS or (self._drain and code == Exit.OK):
-            child.code = code if code >= 0 else Exit.ERROR
+            # A child that TERM or INT killed had not got as far as to handle it, and so held no jobs.
+            child.code = code if code >= 0 else Exit.OK if -code in _STOP_SIGNALS else Exit.ERROR
             if code in _HOPELESS:
                 self.signal(signal.SIGTERM)
             return

@@ -24,6 +24,11 @@ def promoted(world: World, guard: Due = SCHEDULED) -> list[Landed]:
     )
 
 
+def deferred(world: World) -> list[int]:
+    """The waiting jobs, oldest id first."""
+    return [row["job_id"] for row in world.rows("SELECT job_id FROM awa.deferred_jobs ORDER BY job_id")]
+
+
 def minutes_ago(world: World, count: float) -> datetime:
     at: datetime = world.one("SELECT now()") - timedelta(minutes=count)
     return at
@@ -90,7 +95,7 @@ def test_waiting_workers_hear_of_promoted_jobs(world: World, world_database: str
 
 def test_a_job_another_session_holds_is_passed_over(world: World, world_database: str) -> None:
     world.enqueue(job(run_at=minutes_ago(world, 2)), job(run_at=minutes_ago(world, 1)))
-    first, second = [row["job_id"] for row in world.rows("SELECT job_id FROM awa.deferred_jobs ORDER BY 1")]
+    first, second = deferred(world)
     with psycopg.connect(world_database) as other:
         other.execute("SELECT FROM awa.deferred_jobs WHERE job_id = %s FOR UPDATE", [first])
         assert ids(world.within(lambda cursor: take_due(cursor, SCHEDULED))) == [second]
@@ -98,7 +103,7 @@ def test_a_job_another_session_holds_is_passed_over(world: World, world_database
 
 def test_jobs_to_be_passed_over_stay(world: World) -> None:
     world.enqueue(job(run_at=minutes_ago(world, 2)), job(run_at=minutes_ago(world, 1)))
-    first, second = [row["job_id"] for row in world.rows("SELECT job_id FROM awa.deferred_jobs ORDER BY 1")]
+    first, second = deferred(world)
     taken = world.within(lambda cursor: take_due(cursor, SCHEDULED, passed_over=[first]))
     assert ids(taken) == [second]
 

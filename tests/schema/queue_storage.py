@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ LIMIT = 20.0
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
 
-#: A handed-out position that is still spent evidence only, or not: what a claim may return next.
+#: The claim cursor of a lane: nothing below it is left.
 CURSOR = """
     SELECT awa.sequence_next_value(seq_name) AS cursor FROM awa.queue_claim_heads
     WHERE queue = %(queue)s AND priority = %(priority)s AND enqueue_shard = %(shard)s
@@ -48,13 +49,13 @@ class Store:
         self._stack.callback(connection.close)
         connection.execute("SET statement_timeout = '20s'")
         if role is not None:
-            connection.execute(f"SET SESSION AUTHORIZATION {role}")  # type: ignore[arg-type]
+            connection.execute(f"SET SESSION AUTHORIZATION {role}")
         connection.autocommit = autocommit
         return connection
 
     def rows(self, statement: str, **values: Any) -> list[Row]:
         """What the main session gets for a statement."""
-        cursor = self.main.execute(statement, values or None)  # type: ignore[arg-type]
+        cursor = self.main.execute(statement, values or None)
         return cursor.fetchall() if cursor.description else []
 
     def value(self, statement: str, **values: Any) -> Any:
@@ -73,7 +74,7 @@ class Store:
         """Start a statement in a thread and return once it waits for another session."""
 
         def run() -> list[Row]:
-            cursor = connection.execute(statement, values or None)  # type: ignore[arg-type]
+            cursor = connection.execute(statement, values or None)
             return cursor.fetchall() if cursor.description else []
 
         future = self._threads.submit(run)
@@ -127,9 +128,7 @@ class Store:
         """One call of the claim function; the cursors stay where the function left them."""
         return (
             (on or self.main)
-            .execute(
-                "SELECT * FROM awa.claim_ready_runtime(%s, %s, %s, %s)", (queue, limit, deadline, aging)
-            )
+            .execute("SELECT * FROM awa.claim_ready_runtime(%s, %s, %s, %s)", (queue, limit, deadline, aging))
             .fetchall()
         )
 
@@ -150,9 +149,7 @@ class Store:
                     (queue, priority, shard),
                 ).fetchone()
                 assert head is not None
-                connection.execute(
-                    "SELECT awa.set_sequence_next(%s, %s)", (head["seq_name"], lane_seq + 1)
-                )
+                connection.execute("SELECT awa.set_sequence_next(%s, %s)", (head["seq_name"], lane_seq + 1))
 
     def cursor(self, queue: str = "q", priority: int = 2, shard: int = 0) -> int:
         """The claim cursor of a lane."""
@@ -226,6 +223,14 @@ class Store:
         return found
 
 
+def wait_for(true: Callable[[], bool]) -> None:
+    """Wait for something that other threads of this process bring about."""
+    give_up = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < give_up, "never happened"
+        threading.Event().wait(0.01)
+
+
 @contextlib.contextmanager
 def store(url: str) -> Iterator[Store]:
     """A store for the length of a test."""
@@ -256,9 +261,7 @@ async def awa_worker(
         "queue_storage_claim_rotate_interval_ms": 3_600_000,
         "queue_storage_lease_rotate_interval_ms": 3_600_000,
     }
-    await client.start(
-        [{"name": queue, "max_workers": 16} | (queue_options or {})], **(defaults | options)
-    )
+    await client.start([{"name": queue, "max_workers": 16} | (queue_options or {})], **(defaults | options))
     try:
         yield client
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.schema import queue_storage
-from tests.schema.queue_storage import Store, awa_worker, vectors
+from tests.schema.queue_storage import Store, awa_worker, vectors, wait_for
 
 RECORDED = {case["hazard"]: case for case in vectors("hazards")["cases"]}
 
@@ -98,9 +98,7 @@ def test_h03_a_real_leader_does_not_turn_the_ring_onto_an_open_enqueue(store: St
             await until(store, "(SELECT generation FROM awa.queue_ring_state) = 15")
             # The same leader goes on with its other ring, so it keeps coming back to this one too.
             turns = store.value("SELECT generation FROM awa.lease_ring_state")
-            await until(
-                store, "(SELECT generation FROM awa.lease_ring_state) >= %(turns)s", turns=turns + 10
-            )
+            await until(store, "(SELECT generation FROM awa.lease_ring_state) >= %(turns)s", turns=turns + 10)
             assert store.value("SELECT generation FROM awa.queue_ring_state") == 15
             producer.commit()
             await until(store, "(SELECT generation FROM awa.queue_ring_state) > 15")
@@ -109,17 +107,6 @@ def test_h03_a_real_leader_does_not_turn_the_ring_onto_an_open_enqueue(store: St
     asyncio.run(scenario())
     assert handled == [job]
     assert store.violated() == []
-
-
-def wait_for(true: Any) -> None:
-    """Wait for something in this process, looking at it often."""
-    import threading
-    import time
-
-    give_up = time.monotonic() + queue_storage.LIMIT
-    while not true():
-        assert time.monotonic() < give_up, "never happened"
-        threading.Event().wait(0.01)
 
 
 def test_h03_the_dropped_rotation_leaves_both_labels_alone(store: Store) -> None:
@@ -140,7 +127,7 @@ def test_h03_any_of_the_written_partitions_holds_the_slot(store: Store, table: s
     writer = store.open(autocommit=False)
     store.rotate(1, 1)
     store.rotate(2, 2)
-    writer.execute(f"LOCK TABLE awa.{table} IN ROW EXCLUSIVE MODE")  # type: ignore[arg-type]
+    writer.execute(f"LOCK TABLE awa.{table} IN ROW EXCLUSIVE MODE")
     assert store.rotate(3, 3) == 2
     writer.rollback()
     assert store.rotate(3, 3) == 3
@@ -314,9 +301,7 @@ def test_h09_a_deleted_waiting_job_is_not_revived_by_the_rescue(store: Store, de
             # An attempt that nobody runs, claimed later: when it is back, the rescue has passed the other one.
             [abandoned] = store.insert("elsewhere")
             store.claim(queue="elsewhere", deadline=deadline_ms / 1000)
-            await until(
-                store, "EXISTS (SELECT 1 FROM awa.deferred_jobs WHERE job_id = %(id)s)", id=abandoned
-            )
+            await until(store, "EXISTS (SELECT 1 FROM awa.deferred_jobs WHERE job_id = %(id)s)", id=abandoned)
 
     asyncio.run(scenario())
     assert RECORDED["H-09"]["effects"]["deferred_jobs"]["added"], "the vector shows the revival"

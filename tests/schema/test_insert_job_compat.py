@@ -28,7 +28,14 @@ def insert(store: Store, arguments: str = "'k'", **values: Any) -> queue_storage
 
 
 def counts(store: Store) -> dict[str, int]:
-    tables = ("ready_entries", "ready_segments", "deferred_jobs", "job_unique_claims", "jobs_hot", "scheduled_jobs")
+    tables = (
+        "ready_entries",
+        "ready_segments",
+        "deferred_jobs",
+        "job_unique_claims",
+        "jobs_hot",
+        "scheduled_jobs",
+    )
     return {table: store.value(f"SELECT count(*) FROM awa.{table}") for table in tables}
 
 
@@ -84,26 +91,24 @@ def test_nulls_take_the_defaults(store: Store) -> None:
     assert job["created_at"] is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refusal"),
-    [
-        ("repeat('k', 201)", "kind has 201 characters"),
-        ("'k', repeat('ü', 201)", "queue name has 201 characters"),
-        ("'k', p_priority => 0::smallint", "priority 0"),
-        ("'k', p_priority => 5::smallint", "priority 5"),
-        ("'k', p_max_attempts => 0::smallint", "max_attempts 0"),
-        ("'k', p_max_attempts => 1001::smallint", "max_attempts 1001"),
-        ("'k', p_tags => array_fill('x'::text, ARRAY[21])", "21 tags"),
-    ],
-)
+REFUSED = {
+    "repeat('k', 201)": "kind has 201 characters",
+    "'k', repeat('ü', 201)": "queue name has 201 characters",
+    "'k', p_priority => 0::smallint": "priority 0",
+    "'k', p_priority => 5::smallint": "priority 5",
+    "'k', p_max_attempts => 0::smallint": "max_attempts 0",
+    "'k', p_max_attempts => 1001::smallint": "max_attempts 1001",
+    "'k', p_tags => array_fill('x'::text, ARRAY[21])": "21 tags",
+}
+
+
 @pytest.mark.parametrize("plane", ["queue_storage", "canonical"])
-def test_values_out_of_range_are_refused_on_both_planes(
-    store: Store, plane: str, arguments: str, refusal: str
-) -> None:
+def test_values_out_of_range_are_refused_on_both_planes(store: Store, plane: str) -> None:
     if plane == "canonical":
         go_canonical(store)
-    with pytest.raises(errors.CheckViolation, match=refusal):
-        insert(store, arguments)
+    for arguments, refusal in REFUSED.items():
+        with pytest.raises(errors.CheckViolation, match=refusal):
+            insert(store, arguments)
     assert set(counts(store).values()) == {0}
 
 
@@ -113,10 +118,10 @@ def test_values_at_the_edge_of_the_ranges_pass(store: Store) -> None:
     assert counts(store)["ready_entries"] == 1
 
 
-@pytest.mark.parametrize("state", ["running", "completed", "failed", "cancelled", "waiting_external"])
-def test_no_job_starts_in_a_state_of_work(store: Store, state: str) -> None:
-    with pytest.raises(errors.InvalidParameterValue, match=state):
-        insert(store, f"'k', p_state => '{state}'")
+def test_no_job_starts_in_a_state_of_work(store: Store) -> None:
+    for state in ("running", "completed", "failed", "cancelled", "waiting_external"):
+        with pytest.raises(errors.InvalidParameterValue, match=state):
+            insert(store, f"'k', p_state => '{state}'")
     assert set(counts(store).values()) == {0}
 
 
@@ -213,11 +218,16 @@ def test_ordering_keys_go_to_the_shards_of_the_vectors(store: Store) -> None:
         assert shard == case["shard"], case
 
 
-@pytest.mark.parametrize("case", SHARDS[-5:], ids=lambda case: case["key_hex"][:12])
-def test_a_job_with_an_ordering_key_is_stored_on_its_shard(store: Store, case: dict[str, Any]) -> None:
-    store.rows("INSERT INTO awa.queue_meta (queue, enqueue_shards) VALUES ('q', %(n)s)", n=case["shards"])
-    insert(store, "'k', 'q', p_ordering_key => decode(%(key)s, 'hex')", key=case["key_hex"])
-    assert store.value("SELECT enqueue_shard FROM awa.ready_entries") == case["shard"]
+def test_a_job_with_an_ordering_key_is_stored_on_its_shard(store: Store) -> None:
+    for case in SHARDS[::9]:
+        store.rows(
+            "INSERT INTO awa.queue_meta (queue, enqueue_shards) VALUES ('q', %(n)s) "
+            "ON CONFLICT (queue) DO UPDATE SET enqueue_shards = excluded.enqueue_shards",
+            n=case["shards"],
+        )
+        job = insert(store, "'k', 'q', p_ordering_key => decode(%(key)s, 'hex')", key=case["key_hex"])
+        shard = store.value("SELECT enqueue_shard FROM awa.ready_entries WHERE job_id = %(id)s", id=job["id"])
+        assert shard == case["shard"], case
 
 
 def test_a_connection_without_ordering_keys_sticks_to_one_shard(store: Store) -> None:
@@ -230,30 +240,29 @@ def test_a_connection_without_ordering_keys_sticks_to_one_shard(store: Store) ->
 # --- Payload ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in PAYLOADS["cases"] if "insert_job_compat" in case["path"]], ids=str
-)
-def test_payloads_are_stored_in_the_expanded_form(store: Store, case: dict[str, Any]) -> None:
-    insert(
-        store,
-        "'k', p_tags => %(tags)s::text[], p_metadata => %(metadata)s::jsonb",
-        tags=case["input"].get("tags", []),
-        metadata=json.dumps(case["input"].get("metadata", {})),
-    )
-    assert store.value("SELECT payload FROM awa.ready_entries") == case["stored"]
+def test_payloads_are_stored_in_the_expanded_form(store: Store) -> None:
+    cases = [case for case in PAYLOADS["cases"] if "insert_job_compat" in case["path"]]
+    assert len(cases) == 4
+    for case in cases:
+        job = insert(
+            store,
+            "'k', p_tags => %(tags)s::text[], p_metadata => %(metadata)s::jsonb",
+            tags=case["input"].get("tags", []),
+            metadata=json.dumps(case["input"].get("metadata", {})),
+        )
+        payload = store.value("SELECT payload FROM awa.ready_entries WHERE job_id = %(id)s", id=job["id"])
+        assert payload == case["stored"]
 
 
-@pytest.mark.parametrize("case", PAYLOADS["readers"], ids=str)
-def test_readers_take_every_form_of_payload(store: Store, case: dict[str, Any]) -> None:
+def test_readers_take_every_form_of_payload(store: Store) -> None:
     insert(store, "'k'")
-    store.rows(
-        "UPDATE awa.ready_entries SET payload = %(payload)s::jsonb",
-        payload=None if case["payload"] is None else json.dumps(case["payload"]),
-    )
-    [job] = store.rows("SELECT metadata, tags, errors, progress FROM awa.jobs")
-    assert job["errors"] is None
-    assert case["errors"] == []
-    assert (job["metadata"], job["tags"], job["progress"]) == (case["metadata"], case["tags"], case["progress"])
+    for case in PAYLOADS["readers"]:
+        store.rows(
+            "UPDATE awa.ready_entries SET payload = %(payload)s::jsonb",
+            payload=None if case["payload"] is None else json.dumps(case["payload"]),
+        )
+        [job] = store.rows("SELECT metadata, tags, coalesce(errors, '{}') AS errors, progress FROM awa.jobs")
+        assert job == {name: case[name] for name in ("metadata", "tags", "errors", "progress")}
 
 
 # --- Engines and transactions ----------------------------------------------------------------------
@@ -273,7 +282,9 @@ def go_canonical(store: Store) -> None:
 )  # fmt: skip
 def test_in_canonical_storage_the_state_chooses_the_table(store: Store, state: str, table: str) -> None:
     go_canonical(store)
-    job = insert(store, f"'k', 'q', p_state => '{state}', p_unique_key => '\\x01', p_unique_states => B'11111111'")
+    job = insert(
+        store, f"'k', 'q', p_state => '{state}', p_unique_key => '\\x01', p_unique_states => B'11111111'"
+    )
     [stored] = store.rows(f"SELECT * FROM awa.{table}")
     assert job == stored
     assert store.value("SELECT job_id FROM awa.job_unique_claims") == job["id"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -464,8 +465,10 @@ def test_a_router_can_keep_the_schema_out(other: str, empty_database: str, setti
     assert not installing.exists(empty_database)
 
 
-def test_another_kind_of_database_is_refused_in_words(other: str, settings: Any) -> None:
-    connections.databases["other"].update(ENGINE="django.db.backends.sqlite3", NAME=":memory:", OPTIONS={})
+def test_another_kind_of_database_is_refused_in_words(other: str, settings: Any, tmp_path: Path) -> None:
+    connections.databases["other"].update(
+        ENGINE="django.db.backends.sqlite3", NAME=str(tmp_path / "other.sqlite3"), OPTIONS={}
+    )
     settings.AWA = {"DATABASE": "other"}
     with pytest.raises(ConfigurationError, match="'other', a sqlite database; awa needs PostgreSQL"):
         migrate_alias(other)

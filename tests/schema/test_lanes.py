@@ -48,7 +48,9 @@ def next_value(store: Store, name: str) -> int:
 
 def reserve(store: Store, count: int, queue: str = "q") -> int:
     return int(
-        store.value("SELECT awa.reserve_enqueue_seq(%(q)s, 2::smallint, 0::smallint, %(n)s)", q=queue, n=count)
+        store.value(
+            "SELECT awa.reserve_enqueue_seq(%(q)s, 2::smallint, 0::smallint, %(n)s)", q=queue, n=count
+        )
     )
 
 
@@ -67,7 +69,11 @@ def test_sequence_names_and_lock_keys_are_those_of_other_clients(store: Store) -
 
 
 def test_a_reservation_holds_the_key_that_other_clients_wait_for(store: Store) -> None:
-    [lane] = [lane for lane in NAMES["lanes"] if (lane["queue"], lane["priority"], lane["shard"]) == ("email", 4, 63)]
+    [lane] = [
+        lane
+        for lane in NAMES["lanes"]
+        if (lane["queue"], lane["priority"], lane["shard"]) == ("email", 4, 63)
+    ]
     with store.main.transaction():
         store.rows("SELECT awa.awa_django_register_lane('email', 4::smallint, 63::smallint)")
         registration = held_keys(store)
@@ -94,11 +100,14 @@ def test_the_three_inserts_of_a_client_make_the_lane(store: Store) -> None:
     register(store)
     enqueue, claim = names(store)
     assert (next_value(store, enqueue), next_value(store, claim)) == (1, 1)
-    assert store.value(
-        "SELECT count(*) FROM pg_sequences WHERE schemaname = 'awa' AND sequencename = ANY(%(names)s) "
-        "AND data_type = 'bigint'::regtype AND start_value = 1 AND min_value = 1 AND cache_size = 1",
-        names=[enqueue, claim],
-    ) == 2
+    assert (
+        store.value(
+            "SELECT count(*) FROM pg_sequences WHERE schemaname = 'awa' AND sequencename = ANY(%(names)s) "
+            "AND data_type = 'bigint'::regtype AND start_value = 1 AND min_value = 1 AND cache_size = 1",
+            names=[enqueue, claim],
+        )
+        == 2
+    )
 
 
 def test_repeating_the_inserts_moves_nothing_and_locks_nothing(store: Store) -> None:
@@ -200,7 +209,10 @@ def test_the_reference_form_of_a_reservation_works_per_row_of_the_heads(store: S
 
 def test_ensure_names_the_heads_and_is_content_without_them(store: Store) -> None:
     store.rows("SELECT awa.ensure_lane_sequences('ghost', 1::smallint, 3::smallint)")
-    assert store.value("SELECT count(*) FROM pg_sequences WHERE sequencename ~ 'queue_(enqueue|claim)_seq_'") == 2
+    assert (
+        store.value("SELECT count(*) FROM pg_sequences WHERE sequencename ~ 'queue_(enqueue|claim)_seq_'")
+        == 2
+    )
     register(store)
     before = names(store)
     store.rows("UPDATE awa.queue_enqueue_heads SET seq_name = NULL")
@@ -213,7 +225,9 @@ def test_a_second_producer_of_a_lane_waits_for_the_first(store: Store) -> None:
     register(store)
     first, second = store.open(autocommit=False), store.open()
     first.execute("SELECT awa.reserve_enqueue_seq('q', 2::smallint, 0::smallint, 10)")
-    waiting = store.blocked(second, "SELECT awa.reserve_enqueue_seq('q', 2::smallint, 0::smallint, 1) AS first")
+    waiting = store.blocked(
+        second, "SELECT awa.reserve_enqueue_seq('q', 2::smallint, 0::smallint, 1) AS first"
+    )
     first.rollback()
     # The ten are a gap now; nothing takes them again.
     assert waiting.result() == [{"first": 11}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -22,10 +23,10 @@ from awa_django.errors import AwaError, ConfigurationError
 from awa_django.queue_names import queue_name_fault
 from awa_django.worker.exit_codes import Exit
 from awa_django.worker.process import Worker
-from awa_django.worker.supervisor import CHILD_VARIABLE, Supervisor, parent_is_gone
+from awa_django.worker.supervisor import CHILD_VARIABLE, Supervisor, supervisor_is_gone
 
 #: Between two looks of a child at whether its supervisor lives.
-PARENT_LOOK_SECONDS = 1.0
+SUPERVISOR_LOOK_SECONDS = 1.0
 
 
 class Command(BaseCommand):
@@ -89,40 +90,42 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._log_to_stderr(options["verbosity"])
+        supervises = options["processes"] > 1 and CHILD_VARIABLE not in os.environ
+        signals = None if supervises else _Signals()
         try:
-            code = self._run(options)
+            code = self._run(options, signals)
         except (ConfigurationError, AwaError) as error:
             raise CommandError(str(error), returncode=Exit.USAGE) from error
         except OperationalError as error:
             raise CommandError(
                 f"cannot reach the database: {str(error).strip()}", returncode=Exit.UNREACHABLE
             ) from error
-        if code != Exit.OK:
+        if threading.active_count() > 1:
             # Threads of handlers that ignore every signal must not hold the process up.
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code) if threading.active_count() > 1 else sys.exit(code)
+            os._exit(code)
+        sys.exit(code)
 
-    def _run(self, options: dict[str, Any]) -> int:
+    def _run(self, options: dict[str, Any], signals: _Signals | None) -> int:
         settings = get_settings()
         if options["drain_timeout"] is not None:
             settings = replace(settings, drain_timeout=timedelta(seconds=options["drain_timeout"]))
         queues = [] if options["maintenance_only"] else self._queues(settings, options)
         if options["drain"] and options["maintenance_only"]:
             raise ConfigurationError("--drain waits for jobs, --maintenance-only runs none; drop one of them")
-        child = os.environ.get(CHILD_VARIABLE)
-        if options["processes"] > 1 and child is None:
+        if signals is None:
             return self._supervise(options["processes"], drain=options["drain"])
         worker = Worker(settings, queues, lead=not options["no_maintenance"])
-        signals = _Signals()
         self.stdout.write(f"awa_worker {__version__}, {worker.prepare()}")
+        self.stdout.flush()
         worker.start()
         if options["drain"]:
             worker.wait_idle(timedelta(seconds=options["drain_ahead"]), signals.first)
         else:
-            parent = os.getppid()
-            while not signals.first.wait(PARENT_LOOK_SECONDS):
-                if child is not None and parent_is_gone(parent):
+            while not signals.first.wait(SUPERVISOR_LOOK_SECONDS):
+                if supervisor_is_gone():
+                    logging.getLogger("awa_django.worker").error("the supervisor is gone; this worker stops")
                     break
         return int(worker.stop(signals.second))
 
@@ -170,12 +173,37 @@ class Command(BaseCommand):
         logger.setLevel(level)
 
 
+class _Flag(threading.Event):
+    """An event that a signal handler may set while the thread it interrupts waits for it.
+
+    An ordinary event has a lock. A handler that runs in the instant in which the waiting thread holds it would wait
+    for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._raised = False
+        self._reader, self._writer = os.pipe()
+
+    def is_set(self) -> bool:
+        return self._raised
+
+    def set(self) -> None:
+        self._raised = True
+        os.write(self._writer, b"\0")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._raised:
+            select.select([self._reader], [], [], timeout)
+        return self._raised
+
+
 class _Signals:
     """The first TERM or INT asks to stop, the second to hurry, the third ends the process."""
 
     def __init__(self) -> None:
-        self.first = threading.Event()
-        self.second = threading.Event()
+        self.first = _Flag()
+        self.second = _Flag()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._receive)
 

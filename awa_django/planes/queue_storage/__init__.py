@@ -8,7 +8,7 @@ from typing import assert_never
 
 from awa_django.jobs import Attempt, JobInsert, Landed, Landing, Taken
 from awa_django.planes.base import Beat, Cursor, Due, Guard, Leases, PastDeadline, Plane, Settlement, Stale
-from awa_django.planes.queue_storage.claim import advance, claim
+from awa_django.planes.queue_storage.claim import advance, claim, has_backlog, moves_cursors
 from awa_django.planes.queue_storage.heartbeat import heartbeat
 from awa_django.planes.queue_storage.place import place
 from awa_django.planes.queue_storage.promote import take_due
@@ -35,6 +35,12 @@ class QueueStoragePlane(Plane):
 
     def advance(self, cursor: Cursor, attempts: Sequence[Attempt]) -> None:
         advance(cursor, attempts)
+
+    def moves_cursors(self, cursor: Cursor) -> bool:
+        return moves_cursors(cursor)
+
+    def has_backlog(self, cursor: Cursor, queue: str) -> bool:
+        return has_backlog(cursor, queue)
 
     def take(self, cursor: Cursor, guard: Guard) -> list[Taken]:
         match guard:

@@ -11,16 +11,21 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from awa_django.unreadable import Unreadable
+
 __all__ = ["dump_json", "ints", "jsons"]
 
 
 def ints(values: Iterable[int | None]) -> str:
     """An array literal of integers and NULLs."""
-    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+    text = ",".join(map(str, values))
+    return "{" + (text.replace("None", "NULL") if "N" in text else text) + "}"
 
 
 def dump_json(value: Any) -> str:
     """JSON text; the value was validated when it came in, so anything odd is a bug and raises."""
+    if type(value) is Unreadable:
+        return value.text
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

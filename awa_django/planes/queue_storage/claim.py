@@ -14,7 +14,7 @@ from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.transitions import duplicate_of, promote
 
-__all__ = ["advance", "claim"]
+__all__ = ["advance", "claim", "has_backlog", "moves_cursors"]
 
 
 def claim(cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta) -> list[Attempt]:
@@ -76,3 +76,17 @@ def advance(cursor: Cursor, attempts: Sequence[Attempt]) -> None:
             "next_lane_seqs": ints(lanes.values()),
         },
     )
+
+
+def moves_cursors(cursor: Cursor) -> bool:
+    """Whether a claim on this schema moves cursors past what earlier claims emitted."""
+    cursor.execute(statement("queue_storage/claim", "moves_cursors"))
+    row = cursor.fetchone()
+    return row is not None and bool(row[0])
+
+
+def has_backlog(cursor: Cursor, queue: str) -> bool:
+    """Whether a queue has positions that no committed claim is known to have passed."""
+    cursor.execute(statement("queue_storage/claim", "backlog"), {"queue": queue})
+    row = cursor.fetchone()
+    return row is not None and bool(row[0])

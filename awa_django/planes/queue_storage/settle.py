@@ -47,8 +47,10 @@ def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
     Successes of plain jobs go in one statement for all; whatever that one misses, and everything else, is
     taken and placed. Takes attempt keys ascending, then claim evidence, then unique claims.
     """
-    compact = [item for item in transitions if is_compact(item)]
-    rest = [item for item in transitions if not is_compact(item)] if len(compact) < len(transitions) else []
+    compact: list[Transition] = []
+    rest: list[Transition] = []
+    for item in transitions:
+        (compact if is_compact(item) else rest).append(item)
     completed: Sequence[Transition] = ()
     finalized_at = None
     if compact and rest:

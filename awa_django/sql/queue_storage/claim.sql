@@ -1,14 +1,18 @@
 -- Handing out jobs (contract: queue-storage/claim).
 
 -- name: claim
--- Jobs handed out by this call, in the order to run them.
+-- Jobs handed out by this call, in the order to run them. A payload with nothing in it is NULL, and costs nothing.
 -- rows:  one for each job, at most limit
 -- locks: the claim-head row of each lane it takes from, passing over those another claimer holds
 SELECT
     job_id, run_lease, kind, queue, args, attempt, max_attempts, priority, lane_priority,
     ready_slot, ready_generation, lane_seq, enqueue_shard, claim_slot, receipt_id,
     claim_batch_id, claim_batch_index, run_at, deadline_at, attempted_at, created_at,
-    unique_key, unique_states, payload
+    unique_key, unique_states,
+    CASE
+        WHEN payload <> '{}' AND payload <> '{"tags": [], "errors": [], "metadata": {}, "progress": null}'
+            THEN payload
+    END AS payload
 FROM awa.claim_ready_runtime(
     %(queue)s::text, %(limit)s::bigint, %(deadline)s::double precision, %(aging)s::double precision
 );
@@ -32,3 +36,26 @@ heads AS MATERIALIZED (
 )
 SELECT awa.set_sequence_next(seq_name, next_lane_seq)
 FROM heads;
+
+-- name: moves_cursors
+-- Whether a claim passes over what earlier claims have emitted, as the function of our own schema does. The one
+-- of an adopted schema needs a call that finds nothing for that.
+-- rows:  one
+-- locks: none
+SELECT prosrc LIKE '%%awa_django_aged_priority%%'
+FROM pg_catalog.pg_proc
+WHERE oid = 'awa.claim_ready_runtime(text, bigint, double precision, double precision)'::regprocedure;
+
+-- name: backlog
+-- Whether a queue that is not paused has positions that nobody has claimed yet.
+-- rows:  one
+-- locks: none
+SELECT EXISTS (
+    SELECT FROM awa.queue_claim_heads AS claim_head
+    JOIN awa.queue_enqueue_heads AS enqueue_head USING (queue, priority, enqueue_shard)
+    WHERE claim_head.queue = %(queue)s::text
+        AND awa.sequence_next_value(claim_head.seq_name) < awa.sequence_next_value(enqueue_head.seq_name)
+) AND NOT EXISTS (
+    SELECT FROM awa.queue_meta AS meta
+    WHERE meta.queue = %(queue)s::text AND meta.paused
+);

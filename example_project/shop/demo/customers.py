@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import cycle
 
 from django.db import transaction
@@ -12,11 +14,13 @@ from django.utils import timezone
 from awa_django import Unique
 from example_project.shop import jobs
 from example_project.shop.checkout import place_order, stock_shelves
-from example_project.shop.models import Order
+from example_project.shop.demo.queries import jobs_of_order
+from example_project.shop.models import Order, Product
 
 #: Orders whose card is charged, whose parcel is tracked, and so on.
 SOME = 3
-REVIEW_DELAY = timedelta(seconds=1)
+#: Long enough for a worker to start and wait for it.
+REVIEW_DELAY = timedelta(seconds=4)
 
 
 class FormAbandoned(Exception):
@@ -30,10 +34,14 @@ class Day:
     source: str
     orders: list[Order]
     newsletters: int
-    #: The reference of the order that was rolled back, and the id that it had.
+    #: When the review may be asked for.
+    review_due: datetime
+    #: Whether enqueuing the sales report again was answered with the job that was there.
+    second_report_is_first: bool
+    #: The reference of the order that was rolled back, the id that it had, and its jobs until then.
     abandoned: str
     abandoned_id: int
-    report_is_duplicate: bool
+    abandoned_jobs: int
 
 
 def busy_day(source: str, orders: int, newsletters: int) -> Day:
@@ -62,25 +70,33 @@ def busy_day(source: str, orders: int, newsletters: int) -> Day:
         jobs.export_to_supplier.using(tags=tags).enqueue(order_id=first.pk)
         jobs.print_label.using(tags=tags).enqueue(order_id=first.pk)
         jobs.call_customer.using(tags=tags).enqueue(order_id=first.pk)
-        later = timezone.now() + REVIEW_DELAY
-        jobs.ask_for_review.using(tags=tags, run_at=later).enqueue(order_id=first.pk)
+        review_due = timezone.now() + REVIEW_DELAY
+        jobs.ask_for_review.using(tags=tags, run_at=review_due).enqueue(order_id=first.pk)
     report = jobs.rebuild_sales_report.using(tags=tags, unique=Unique(by_args=True))
-    report.enqueue(source=source)
-    again = report.enqueue(source=source)
+    first_report = report.enqueue(source=source)
+    second_report = report.enqueue(source=source)
     jobs.send_newsletter.using(tags=tags).enqueue_many(
         [{"address": f"reader{number}@example.com"} for number in range(newsletters)]
     )
-    reference, order_id = abandoned_checkout(source, next(baskets))
-    return Day(source, placed, newsletters, reference, order_id, again.duplicate)
+    reference, order_id, abandoned_jobs = abandoned_checkout(source, next(baskets))
+    return Day(
+        source=source,
+        orders=placed,
+        newsletters=newsletters,
+        review_due=review_due,
+        second_report_is_first=second_report.duplicate and second_report.id == first_report.id,
+        abandoned=reference,
+        abandoned_id=order_id,
+        abandoned_jobs=abandoned_jobs,
+    )
 
 
-def abandoned_checkout(source: str, basket: dict) -> tuple[str, int]:
+def abandoned_checkout(source: str, basket: Mapping[Product, int]) -> tuple[str, int, int]:
     """An order that is saved, has its receipt enqueued, and is then rolled back with it."""
     reference = f"{source}-abandoned"
-    order_id = 0
-    try:
-        with transaction.atomic():
-            order_id = place_order(reference, "nobody@example.com", basket, source).pk
-            raise FormAbandoned
-    except FormAbandoned:
-        return reference, order_id
+    order_id = enqueued = 0
+    with contextlib.suppress(FormAbandoned), transaction.atomic():
+        order_id = place_order(reference, "nobody@example.com", basket, source).pk
+        enqueued = jobs_of_order(order_id)
+        raise FormAbandoned
+    return reference, order_id, enqueued

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ def start(*arguments: str, output: IO[bytes] | None = None) -> subprocess.Popen[
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
+        # runserver's advice about production is for sites that others reach.
+        env=os.environ | {"DJANGO_RUNSERVER_HIDE_WARNING": "true"},
         start_new_session=True,
     )
 

@@ -1,0 +1,51 @@
+"""The contract's invariants as a test runs them (contract: queue-storage/invariants section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from tests import vectors
+
+#: These read sequences, which belong to no snapshot: under load they report jobs claimed in between.
+NEEDS_REST = frozenset({"I10", "I11", "I12", "Q03"})
+
+
+def violated(
+    connection: psycopg.Connection[Any],
+    *,
+    quiesced: bool = False,
+    drained: bool = False,
+    mixed: bool = False,
+    ids: Sequence[int] = (),
+) -> list[str]:
+    """The invariants that do not hold, with a few rows each.
+
+    ``quiesced`` says that nobody works on the database, ``drained`` that nothing is left to claim either, and
+    ``mixed`` that reference clients took part, so that what the contract tolerates of them is passed over. ``ids``
+    are jobs that must be accounted for.
+    """
+    found = []
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        for query in vectors.load("queue-storage/invariants")["queries"]:
+            name = query["id"]
+            if mixed and query["tolerate"] is not None:
+                continue
+            if not quiesced and (query["applies"] == "quiesced" or name in NEEDS_REST):
+                continue
+            if name == "Q03" and not drained:
+                continue
+            values = {"ids": list(ids)} if "parameters" in query else None
+            rows = connection.execute(query["sql"], values).fetchmany(3)
+            if rows:
+                found.append(f"{name} {query['name']}: {rows}")
+    return found
+
+
+def assert_all_hold(url: str, *, mixed: bool = False, drained: bool = True, ids: Sequence[int] = ()) -> None:
+    """Every invariant of a database on which nobody works any more."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        assert violated(connection, quiesced=True, drained=drained, mixed=mixed, ids=ids) == []

@@ -1,0 +1,202 @@
+"""Who leads, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from awa_django.conf import Settings
+from awa_django.maintenance import Context, Duty
+from awa_django.worker.leader import LEADER_KEY, Leadership
+from tests.planes.world import World, job
+
+Connecting = Callable[[str], Callable[[], psycopg.Connection[Any]]]
+
+QUICK = replace(
+    Settings(),
+    leader_election_interval=timedelta(milliseconds=200),
+    leader_check_interval=timedelta(milliseconds=200),
+    rescue_interval=timedelta(milliseconds=200),
+)
+#: Seconds to wait for something that takes a fraction of one.
+PATIENCE = 20.0
+
+
+def wait_for(look: Callable[[], Any], *, every: float = 0.05) -> Any:
+    """The first true answer; fails after PATIENCE seconds."""
+    pause, until = threading.Event(), time.monotonic() + PATIENCE
+    while not (answer := look()):
+        assert time.monotonic() < until, f"not within {PATIENCE} s; last answer {answer!r}"
+        pause.wait(every)
+    return answer
+
+
+def holders(world: World) -> list[int]:
+    """The backends that hold the leader's lock."""
+    return [
+        row["pid"]
+        for row in world.rows(
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid::bigint = %s >> 32"
+            " AND objid::bigint = %s & 4294967295"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            LEADER_KEY,
+            LEADER_KEY,
+        )
+    ]
+
+
+@pytest.fixture
+def leadership(
+    world: World, world_database: str, connecting: Connecting
+) -> Iterator[Callable[..., Leadership]]:
+    """A function that makes contenders; they are stopped with the test."""
+    with contextlib.ExitStack() as running:
+
+        def make(settings: Settings = QUICK, **options: Any) -> Leadership:
+            service = Leadership(settings, world.plane, connection=connecting(world_database), **options)
+            service.start()
+            running.callback(service.join, PATIENCE)
+            running.callback(service.stop)
+            return service
+
+        yield make
+
+
+def test_of_two_contenders_one_leads_and_the_other_follows_when_it_stops(
+    leadership: Callable[..., Leadership], world: World
+) -> None:
+    first = leadership()
+    assert first.wait_until_leader(PATIENCE)
+    second = leadership()
+    wait_for(lambda: second.alive)
+    assert not second.wait_until_leader(0.6)
+    assert len(holders(world)) == 1
+    first.stop()
+    assert first.join(PATIENCE)
+    assert not first.is_leader
+    assert second.wait_until_leader(PATIENCE)
+
+
+def test_a_leader_that_stops_leaves_the_lock_free_at_once(
+    leadership: Callable[..., Leadership], world: World
+) -> None:
+    leader = leadership(replace(QUICK, leader_election_interval=timedelta(hours=1)))
+    assert leader.wait_until_leader(PATIENCE)
+    began = time.monotonic()
+    leader.stop()
+    assert leader.join(PATIENCE)
+    assert time.monotonic() - began < 1.5
+    wait_for(lambda: not holders(world))
+
+
+def test_a_leader_whose_session_ends_is_elected_again(
+    leadership: Callable[..., Leadership], world: World
+) -> None:
+    leader = leadership()
+    assert leader.wait_until_leader(PATIENCE)
+    (pid,) = holders(world)
+    world.run("SELECT pg_terminate_backend(%s)", pid)
+    wait_for(lambda: [other for other in holders(world) if other != pid])
+    assert leader.wait_until_leader(PATIENCE)
+
+
+def test_a_leader_that_lost_the_lock_stops_leading(
+    leadership: Callable[..., Leadership], world: World, world_database: str
+) -> None:
+    """As behind a pooler that resets sessions: the connection lives on without the lock."""
+    stolen = threading.Event()
+
+    def drop_lock(context: Context) -> bool:
+        if not stolen.is_set():
+            stolen.set()
+            context.connection.execute("SELECT pg_advisory_unlock_all()")
+        return False
+
+    with psycopg.connect(world_database, autocommit=True) as rival:
+        leader = leadership(duties=[Duty("reset", timedelta(milliseconds=50), drop_lock)])
+        assert stolen.wait(PATIENCE)
+        wait_for(lambda: rival.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_KEY]).fetchone() == (True,))
+        wait_for(lambda: not leader.is_leader)
+    assert leader.wait_until_leader(PATIENCE)
+
+
+def test_a_leader_does_its_duties_and_tells_of_rescues(
+    leadership: Callable[..., Leadership], world: World
+) -> None:
+    told: list[str] = []
+    world.running(job())
+    world.age()
+    world.enqueue(job(run_at=world.one("SELECT now() - interval '1 minute'")))
+    leadership(rescued=lambda kind, landed: told.append(kind))
+    wait_for(lambda: told)
+    assert told == ["heartbeat"]
+    assert world.one("SELECT state::text FROM awa.deferred_jobs") == "retryable"
+    wait_for(lambda: world.claim())
+
+
+def test_a_listener_that_fails_does_not_end_the_leadership(
+    leadership: Callable[..., Leadership], world: World
+) -> None:
+    called = threading.Event()
+
+    def fail(kind: str, landed: Any) -> None:
+        called.set()
+        raise RuntimeError("no")
+
+    world.running(job())
+    world.age()
+    leader = leadership(rescued=fail)
+    assert called.wait(PATIENCE)
+    assert leader.is_leader
+    assert world.one("SELECT count(*) FROM awa.deferred_jobs") == 1
+
+
+def test_a_statement_in_progress_can_be_broken_off(leadership: Callable[..., Leadership]) -> None:
+    began = threading.Event()
+
+    def dawdle(context: Context) -> bool:
+        began.set()
+        context.connection.execute("SELECT pg_sleep(60)")
+        return False
+
+    leader = leadership(duties=[Duty("slow", timedelta(hours=1), dawdle, at_once=True)])
+    assert began.wait(PATIENCE)
+    leader.stop()
+    assert not leader.join(0.3)
+    leader.cancel()
+    assert leader.join(PATIENCE)
+
+
+@pytest.mark.interop
+def test_a_real_awa_worker_and_ours_take_turns_leading(
+    leadership: Callable[..., Leadership],
+    world: World,
+    world_database: str,
+    awa_pg_worker: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    ours = leadership()
+    assert ours.wait_until_leader(PATIENCE)
+    (pid,) = holders(world)
+    worker = awa_pg_worker(world_database)
+    rows = wait_for(lambda: world.rows("SELECT leader, maintenance_alive FROM awa.runtime_instances"))
+    assert rows == [{"leader": False, "maintenance_alive": True}]
+    assert holders(world) == [pid]
+    ours.stop()
+    assert ours.join(PATIENCE)
+    (theirs,) = wait_for(lambda: holders(world))
+    assert theirs != pid
+    follower = leadership()
+    wait_for(lambda: follower.alive)
+    assert not follower.wait_until_leader(1.0)
+    worker.kill()
+    worker.wait()
+    assert follower.wait_until_leader(PATIENCE)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import LiteralString, cast
+from typing import LiteralString
 
 __all__ = ["statement", "statements"]
 
@@ -31,7 +31,7 @@ def statements(subject: str) -> dict[str, LiteralString]:
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         if name in found:
             raise ValueError(f"sql/{subject}.sql names {name!r} twice")
-        found[name] = cast(LiteralString, f"-- name: {name}\n{body.strip().rstrip(';')}")
+        found[name] = f"-- name: {name}\n{body.strip().rstrip(';')}"
     return found
 
 
@@ -41,4 +41,4 @@ def statement(subject: str, name: str, *, slot: int | None = None) -> LiteralStr
     text = statements(subject)[name]
     if slot is None:
         return text
-    return cast(LiteralString, text.replace(_SLOT, f"_{slot:d}"))
+    return text.replace(_SLOT, f"_{slot:d}")

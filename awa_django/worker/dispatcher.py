@@ -224,7 +224,7 @@ class Dispatcher(Service):
     def _pause_after_nothing(self, connection: psycopg.Connection[Any]) -> float:
         """Seconds until the next look after a claim that found nothing."""
         poll = self._poll_seconds()
-        pause = LOOK_AGAIN_SECONDS * 2**self._looks * random.uniform(0.5, 1.5)
+        pause: float = LOOK_AGAIN_SECONDS * 2**self._looks * random.uniform(0.5, 1.5)
         if pause >= poll:
             return poll
         with psycopg.Cursor(connection) as cursor:

@@ -23,7 +23,6 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-import awa_django
 from awa_django.errors import InvalidJob, TerminalError
 from awa_django.outcomes import Cancel, Completed, Failed, Outcome, RetryAfter, Snooze, Terminal
 from awa_django.registry import JobKind
@@ -50,7 +49,7 @@ class Finish(Protocol):
 
 
 Flush = Callable[[Flight], None]
-_PACKAGE = str(Path(awa_django.__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import LiteralString
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -105,18 +106,18 @@ def template(server_url: str, word: str, fill: Callable[[str], None]) -> str:
 
 
 def drop_run(server_url: str) -> None:
-    """Drop every database of this run, and those that killed runs left behind hours ago."""
+    """Drop every database and role of this run, and those that killed runs left behind hours ago."""
     with psycopg.connect(server_url, autocommit=True) as connection:
-        names = [
-            row[0]
-            for row in connection.execute(
-                "SELECT datname FROM pg_database WHERE starts_with(datname, %s)", (PREFIX,)
-            )
-        ]
-    for name in names:
-        run = name.removeprefix(PREFIX).partition("_")[0]
-        if run == RUN or _age(run) > LEFTOVER_AFTER:
+        for name in _of_ended_runs(connection, "SELECT datname FROM pg_database"):
             drop(server_url, name)
+        for name in _of_ended_runs(connection, "SELECT rolname FROM pg_roles"):
+            connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(name)))
+
+
+def _of_ended_runs(connection: psycopg.Connection, names: LiteralString) -> list[str]:
+    found = [row[0] for row in connection.execute(names) if row[0].startswith(PREFIX)]
+    runs = {name: name.removeprefix(PREFIX).partition("_")[0] for name in found}
+    return [name for name, run in runs.items() if run == RUN or _age(run) > LEFTOVER_AFTER]
 
 
 def _age(run: str) -> float:

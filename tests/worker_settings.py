@@ -1,6 +1,7 @@
 """The project that worker processes of the tests run in: short times, and handlers that leave a trace.
 
-``AWA_TEST_SETTINGS``, a JSON object, adds to or replaces keys of ``AWA``.
+``AWA_TEST_SETTINGS``, a JSON object, adds to or replaces keys of ``AWA``. ``AWA_TEST_WITHOUT_JOBS`` leaves the
+handlers out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS as _APPS
 
-INSTALLED_APPS = [*_APPS, "tests.workerapp"]
+INSTALLED_APPS = list(_APPS) if os.environ.get("AWA_TEST_WITHOUT_JOBS") else [*_APPS, "tests.workerapp"]
 
 AWA: dict[str, Any] = {
     "HEARTBEAT_INTERVAL": 0.5,

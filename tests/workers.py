@@ -46,14 +46,18 @@ def wait_until(look: Callable[[], T], *, seconds: float = 30, what: str = "") ->
 
 
 class Worker:
-    """One ``manage.py awa_worker`` process (with its children) on a database."""
+    """One ``manage.py awa_worker`` process (with its children) on a database.
+
+    ``apps`` False leaves out the app with the handlers, as a release that does not have them yet.
+    """
 
     def __init__(self, url: str, *options: str, apps: bool = True, **settings: Any) -> None:
         self.log = tempfile.NamedTemporaryFile("w+", prefix="awa-worker-", suffix=".log")  # noqa: SIM115
         environment = {
             **os.environ,
             "DATABASE_URL": url,
-            "DJANGO_SETTINGS_MODULE": "tests.worker_settings" if apps else "tests.settings",
+            "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
+            "AWA_TEST_WITHOUT_JOBS": "" if apps else "yes",
             "AWA_TEST_SETTINGS": json.dumps(settings),
             "PYTHONPATH": str(ROOT),
         }
@@ -140,7 +144,9 @@ def drain(url: str, *options: str, **settings: Any) -> str:
         return process.output()
 
 
-def insert(connection: psycopg.Connection[Any], kind: str, args: dict[str, Any] | None = None, **options: Any) -> int:
+def insert(
+    connection: psycopg.Connection[Any], kind: str, args: dict[str, Any] | None = None, **options: Any
+) -> int:
     """Enqueue one job by SQL; its id."""
     names = "".join(f", p_{name} => %({name})s" for name in options)
     row = connection.execute(
@@ -151,7 +157,9 @@ def insert(connection: psycopg.Connection[Any], kind: str, args: dict[str, Any] 
     return int(row[0])
 
 
-def insert_many(connection: psycopg.Connection[Any], kind: str, count: int, *, queue: str = "default") -> None:
+def insert_many(
+    connection: psycopg.Connection[Any], kind: str, count: int, *, queue: str = "default"
+) -> None:
     """Enqueue many jobs ``{"n": 1}``, ``{"n": 2}`` and so on by SQL."""
     connection.execute(
         "SELECT awa.insert_job_compat(%s, %s, jsonb_build_object('n', n)) FROM generate_series(1, %s) AS n",
@@ -174,7 +182,9 @@ def runs(connection: psycopg.Connection[Any]) -> dict[int, int]:
 def job(connection: psycopg.Connection[Any], job_id: int) -> dict[str, Any]:
     """One job as readers of ``awa.jobs`` see it; fails if there is none, as while it runs."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute("SELECT *, state::text AS state FROM awa.jobs WHERE id = %s", [job_id]).fetchone()
+        row = cursor.execute(
+            "SELECT *, state::text AS state FROM awa.jobs WHERE id = %s", [job_id]
+        ).fetchone()
     assert row is not None, f"no job {job_id}"
     return row
 

@@ -57,8 +57,8 @@ class Context:
     """What a duty works with.
 
     ``connection`` is a session of the leader's own, in autocommit. ``rescued`` is told, after the commit,
-    of attempts that were taken away, with the kind of rescue (``heartbeat`` or ``deadline``): to set the
-    cancel flag of a local attempt, to count, and to write follow-ups.
+    of attempts that were taken away, with the kind of rescue (``heartbeat``, ``deadline``, ``callback_timeout``):
+    to set the cancel flag of a local attempt, to count, and to write follow-ups.
     """
 
     connection: psycopg.Connection[Any]

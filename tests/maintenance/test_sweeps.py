@@ -173,6 +173,25 @@ def test_rescues_exhaust_attempts_where_the_settings_say_so(
         assert world.one("SELECT dlq_reason FROM awa.dlq_entries") == "max_attempts_exhausted"
 
 
+@pytest.mark.parametrize("dead_letters", [False, True])
+def test_a_callback_that_never_came_fails_the_job_in_its_last_attempt(
+    world: World, context: Context, dead_letters: bool
+) -> None:
+    settings = replace(context.settings, dlq_enabled=dead_letters)
+    last, not_last = world.running(job(max_attempts=1), job())
+    for attempt in (last, not_last):
+        world.lease(attempt, state="waiting_external", callback_in="-1 s")
+    duties = rescue.duties(settings)
+    run(replace(context, settings=settings), duties, "rescue of unanswered callbacks")
+    assert [row["job_id"] for row in world.rows("SELECT job_id FROM awa.deferred_jobs")] == [not_last.job_id]
+    table = "dlq_entries" if dead_letters else "done_entries"
+    (ended,) = world.rows(f"SELECT job_id, state::text, payload->'errors'->0 AS error FROM awa.{table}")
+    assert (ended["job_id"], ended["state"]) == (last.job_id, "failed")
+    assert (ended["error"]["error"], ended["error"]["terminal"]) == ("callback timed out", True)
+    if dead_letters:
+        assert world.one("SELECT dlq_reason FROM awa.dlq_entries") == "callback_timeout"
+
+
 def test_old_dead_letters_go_and_free_their_key(world: World, context: Context) -> None:
     for number, age in enumerate(("29 days", "31 days")):
         world.run(

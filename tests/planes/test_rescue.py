@@ -12,10 +12,15 @@ import psycopg
 import pytest
 
 from awa_django.jobs import Attempt, Landed, Taken
-from awa_django.maintenance.rescue import LEASE_STALE, RECEIPT_STALE
+from awa_django.maintenance.rescue import LEASE_STALE, RECEIPT_STALE, UNANSWERED
 from awa_django.outcomes import Completed, DeadlineExceeded, Outcome, Rescued
 from awa_django.planes.base import Cursor, PastDeadline, Stale
-from awa_django.planes.queue_storage.rescue import take_past_deadline, take_quiet_leases, take_quiet_receipts
+from awa_django.planes.queue_storage.rescue import (
+    take_past_deadline,
+    take_quiet_leases,
+    take_quiet_receipts,
+    take_unanswered,
+)
 from awa_django.transitions import land_one
 from tests.planes.rows import normal
 from tests.planes.world import World, ids, job
@@ -42,6 +47,10 @@ def past_deadline(cursor: Cursor) -> list[Taken]:
     return take_past_deadline(cursor, PastDeadline())
 
 
+def unanswered(cursor: Cursor) -> list[Taken]:
+    return take_unanswered(cursor, 500)
+
+
 def rescued(world: World, take: Callable[[Cursor], list[Taken]], outcome: Outcome) -> list[Landed]:
     return world.within(
         lambda cursor: world.plane.place(cursor, [land_one(item, outcome) for item in take(cursor)])
@@ -53,6 +62,7 @@ def all_rescued(world: World) -> list[int]:
         *rescued(world, quiet_leases, Rescued(LEASE_STALE)),
         *rescued(world, quiet_receipts, Rescued(RECEIPT_STALE)),
         *rescued(world, past_deadline, DeadlineExceeded()),
+        *rescued(world, unanswered, Rescued(UNANSWERED)),
     ]
     return [item.job.id for item in landed]
 
@@ -304,3 +314,32 @@ def test_attempts_to_be_passed_over_stay(world: World) -> None:
     world.age()
     taken = world.within(lambda cursor: take_quiet_receipts(cursor, STALE, passed_over=[first.job_id]))
     assert ids(taken) == [second.job_id]
+
+
+@pytest.mark.parametrize("deadline", [timedelta(0), timedelta(hours=1)], ids=["compact", "row"])
+def test_an_attempt_whose_callback_never_came_is_taken(world: World, deadline: timedelta) -> None:
+    late, early = world.running(job(), job(), deadline=deadline)
+    world.lease(late, state="waiting_external", callback_in="-1 minute")
+    world.lease(early, state="waiting_external", callback_in="1 minute")
+    (landed,) = rescued(world, unanswered, Rescued(UNANSWERED))
+    assert landed.job.id == late.job_id
+    assert [entry["error"] for entry in landed.job.errors] == ["callback timed out"]
+    closed = "lease_claim_closures" if deadline else "lease_claim_closure_batches"
+    assert world.one(f"SELECT outcome FROM awa.{closed}") == "rescue"
+    assert world.one("SELECT job_id FROM awa.leases") == early.job_id
+    assert all_rescued(world) == []
+
+
+def test_a_callback_that_is_not_waited_for_yet_has_no_time_limit(world: World) -> None:
+    (attempt,) = world.running(job())
+    world.lease(attempt, callback_in="-1 minute")
+    assert all_rescued(world) == []
+
+
+def test_a_unique_key_follows_a_job_out_of_its_wait(world: World) -> None:
+    """The mask claims waiting and retryable, not running: the key passes on without a gap."""
+    (attempt,) = world.running(job(unique_key=b"key", unique_states="00001001"))
+    world.lease(attempt, state="waiting_external", callback_in="-1 minute")
+    world.run("INSERT INTO awa.job_unique_claims (unique_key, job_id) VALUES ('key', %s)", attempt.job_id)
+    assert all_rescued(world) == [attempt.job_id]
+    assert world.one("SELECT job_id FROM awa.job_unique_claims") == attempt.job_id

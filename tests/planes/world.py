@@ -58,16 +58,24 @@ class World:
     def beat(self, attempt: Attempt, progress: Any = None) -> None:
         self.within(lambda cursor: self.plane.heartbeat(cursor, [Beat(attempt, progress)]))
 
-    def lease(self, attempt: Attempt, *, state: str = "running", deadline: str | None = None) -> None:
+    def lease(
+        self,
+        attempt: Attempt,
+        *,
+        state: str = "running",
+        deadline: str | None = None,
+        callback_in: str | None = None,
+    ) -> None:
         """What registering a callback makes of an attempt: a lease beside its open receipt."""
         self.run(
             """
             INSERT INTO awa.leases (
                 lease_slot, lease_generation, ready_slot, ready_generation, job_id, queue, state, priority,
-                attempt, run_lease, max_attempts, lane_seq, enqueue_shard, heartbeat_at, attempted_at, deadline_at
+                attempt, run_lease, max_attempts, lane_seq, enqueue_shard, heartbeat_at, attempted_at, deadline_at,
+                callback_timeout_at
             )
             SELECT current_slot, generation, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, now(), now(),
-                now() + %s::text::interval
+                now() + %s::text::interval, now() + %s::text::interval
             FROM awa.lease_ring_state
             """,
             attempt.ready_slot,
@@ -82,6 +90,7 @@ class World:
             attempt.lane_seq,
             attempt.enqueue_shard,
             deadline,
+            callback_in,
         )
 
     def age(self, by: str = "10 minutes") -> None:

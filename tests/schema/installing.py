@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,15 +103,11 @@ def wait_until(url: str, question: str) -> None:
             assert time.monotonic() < give_up, f"never became true: {question}"
 
 
-@contextlib.contextmanager
-def role(server_url: str) -> Iterator[tuple[str, str]]:
-    """The name and password of a role that may log in and nothing else."""
+def role(server_url: str) -> tuple[str, str]:
+    """The name and password of a role that may log in and nothing else; dropped with the run."""
     name, password = f"{databases.PREFIX}{databases.RUN}_{secrets.token_hex(3)}", secrets.token_hex(8)
     execute(server_url, f"CREATE ROLE {name} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE PASSWORD '{password}'")
-    try:
-        yield name, password
-    finally:
-        execute(server_url, f"DROP ROLE {name}")
+    return name, password
 
 
 def psql() -> str:

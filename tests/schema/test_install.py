@@ -376,33 +376,38 @@ def test_an_installation_that_the_awa_client_upgraded_is_not_removed(awa_databas
 
 
 def test_the_owner_of_a_database_needs_no_superuser(server_url: str) -> None:
-    with (
-        installing.role(server_url) as (name, password),
-        databases.scratch(server_url, "owned", owner=name) as url,
-    ):
+    name, password = installing.role(server_url)
+    with databases.scratch(server_url, "owned", owner=name) as url:
         own = databases.address(url, user=name, password=password)
         migrate(own)
-        with psycopg.connect(own) as connection:
-            assert schema.check_schema(connection).version == 40
-            connection.execute(JOB)
-        migrate(own, "zero", check=False)
-        execute(own, "SELECT * FROM awa.awa_django_available_jobs")
+        migrate(own, "zero")
+        assert not installing.exists(url)
+        migrate(own)
+        execute(own, JOB)
+        assert len(rows(own, "SELECT FROM awa.claim_ready_runtime('default', 10, 0, 0)")) == 1
 
 
 def test_a_role_with_the_printed_grants_adopts_what_a_dba_installed(
     server_url: str, empty_database: str
 ) -> None:
-    with installing.role(server_url) as (name, password):
-        script = databases.manage(empty_database, "awa_sql", "--grant-to", name, settings=installing.MINIMAL)
-        assert installing.run_script(empty_database, script.stdout).returncode == 0
-        execute(empty_database, f"GRANT CREATE ON SCHEMA public TO {name}")
-        own = databases.address(empty_database, user=name, password=password)
-        migrate(own)
-        assert "was not installed by this migration" in refused(own, "zero")
-        execute(own, JOB)
-        claimed = rows(own, "SELECT job_id FROM awa.claim_ready_runtime('default', 10, 0, 0)")
-        assert len(claimed) == 1
-        execute(empty_database, f"DROP OWNED BY {name} CASCADE")
+    name, password = installing.role(server_url)
+    own = databases.address(empty_database, user=name, password=password)
+    script = databases.manage(empty_database, "awa_sql", "--grant-to", name, settings=installing.MINIMAL)
+    assert installing.run_script(empty_database, script.stdout).returncode == 0
+    execute(empty_database, f"GRANT CREATE ON SCHEMA public TO {name}")
+    migrate(own)
+    assert "was not installed by this migration" in refused(own, "zero")
+    execute(own, JOB)
+    assert len(rows(own, "SELECT FROM awa.claim_ready_runtime('default', 10, 0, 0)")) == 1
+
+
+def test_a_role_without_rights_is_told_by_the_database(server_url: str, empty_database: str) -> None:
+    name, password = installing.role(server_url)
+    execute(empty_database, f"GRANT CREATE ON SCHEMA public TO {name}")
+    own = databases.address(empty_database, user=name, password=password)
+    done = migrate(own, check=False)
+    assert "permission denied for database" in done.stderr
+    assert not installing.exists(empty_database)
 
 
 def test_a_statement_timeout_of_the_project_does_not_end_an_installation(

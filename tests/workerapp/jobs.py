@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import time
 
 from asgiref.sync import sync_to_async
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from awa_django import Cancel, JobContext, RetryAfter, Snooze, TerminalError, job
 
@@ -74,6 +76,62 @@ def snoozing(ctx: JobContext, times: int) -> Snooze | None:
     return None
 
 
+@job(max_attempts=4)
+def juggling(ctx: JobContext, snoozes: int, failures: int) -> Snooze | None:
+    """Snoozes first, then fails, then succeeds."""
+    note(ctx, "juggling")
+    done = (ctx.progress or {}).get("metadata", {})
+    if done.get("snoozes", 0) < snoozes:
+        ctx.update_metadata({"snoozes": done.get("snoozes", 0) + 1})
+        return Snooze(0)
+    if ctx.attempt <= failures:
+        raise RuntimeError(f"failure {ctx.attempt}")
+    return None
+
+
+@job
+def insisting(ctx: JobContext) -> RetryAfter:
+    note(ctx, "insisting")
+    return RetryAfter(0)
+
+
+@job
+def progressing(ctx: JobContext) -> None:
+    """Notes what it finds of the attempt before, and leaves something when it fails."""
+    note(ctx, json.dumps(ctx.progress))
+    if ctx.attempt == 1:
+        ctx.set_progress(30, "under way")
+        ctx.update_metadata({"page": 7})
+        raise RuntimeError("interrupted")
+
+
+@job
+def beating(ctx: JobContext, seconds: float) -> None:
+    """Sets progress without storing it, and goes on."""
+    note(ctx, "beating")
+    ctx.set_progress(50)
+    time.sleep(seconds)
+
+
+@job
+def spell(ctx: JobContext, seconds: float) -> None:
+    note(ctx, "start")
+    time.sleep(seconds)
+    note(ctx, "end")
+
+
+@job
+def slow_at_first(ctx: JobContext, seconds: float) -> None:
+    """Waits in its first attempt, unless it is told to stop."""
+    note(ctx, "slow_at_first")
+    until = time.monotonic() + (seconds if ctx.attempt == 1 else 0)
+    while time.monotonic() < until:
+        if ctx.is_cancelled():
+            note(ctx, "told to stop")
+            return
+        time.sleep(0.02)
+
+
 @job
 def later(ctx: JobContext) -> RetryAfter | None:
     note(ctx, "later")
@@ -98,6 +156,52 @@ def dirty(ctx: JobContext) -> None:
     transaction.set_autocommit(False)
     with connection.cursor() as cursor:
         cursor.execute(PROBE, ["never committed", ctx.job.id, ctx.attempt, 0])
+
+
+@job
+def entering(ctx: JobContext) -> None:
+    """Returns inside an atomic block."""
+    transaction.atomic().__enter__()
+    with connection.cursor() as cursor:
+        cursor.execute(PROBE, ["never committed", ctx.job.id, ctx.attempt, 0])
+
+
+@job
+def closing(ctx: JobContext) -> None:
+    """Closes its connection."""
+    note(ctx, "closing")
+    connection.close()
+
+
+@job
+def breaking(ctx: JobContext) -> None:
+    """Loses its connection to somebody else, and does not look after it."""
+    note(ctx, "breaking")
+    with connection.cursor() as cursor, contextlib.suppress(OperationalError):
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@job(keep_result=True)
+def boasting(ctx: JobContext, size: int) -> str:
+    return "x" * size
+
+
+@job
+def cursed(ctx: JobContext) -> None:
+    """Raises what cannot even be printed, with a character that no text of PostgreSQL holds."""
+
+    class Curse(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    note(ctx, "cursed")
+    raise Curse("a\0b" * 20_000)
+
+
+@job
+def mumbling(ctx: JobContext) -> None:
+    note(ctx, "mumbling")
+    raise ValueError("nul \0 and surrogate \udc80 " + "long " * 20_000)
 
 
 @job(keep_result=True)

@@ -1,4 +1,4 @@
-"""Taking attempts away from workers that went quiet or ran out of time (contract: queue-storage/rescue).
+"""Taking attempts away that went quiet, ran out of time or got no answer (contract: queue-storage/rescue).
 
 An attempt lives in a lease if it registered a callback, else in its receipt alone. Leases come first: the
 statement that removes one closes its receipt, so the scan of receipts that follows cannot find the same
@@ -18,7 +18,7 @@ from awa_django.planes.queue_storage.arrays import ints
 from awa_django.planes.queue_storage.take import taken_row
 from awa_django.sql import statement
 
-__all__ = ["take_past_deadline", "take_quiet_leases", "take_quiet_receipts", "take_stale"]
+__all__ = ["take_past_deadline", "take_quiet_leases", "take_quiet_receipts", "take_stale", "take_unanswered"]
 
 Pair = tuple[int, int]
 
@@ -111,6 +111,15 @@ def take_past_deadline(
     return taken
 
 
+def take_unanswered(cursor: Cursor, limit: int, *, passed_over: Collection[int] = ()) -> list[Taken]:
+    """Lift attempts whose callback did not come in time, earliest first; their receipts are closed as ``rescue``.
+
+    Only parked ones: a callback that was registered and not waited for yet has no effect when its time is up.
+    """
+    found = _receipts(cursor, "unanswered_leases", limit=limit, passed_over=ints(passed_over))
+    return _take_leases(cursor, found, "hold_unanswered_leases")
+
+
 def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> None:
     cursor.execute(statement("queue_storage/rescue", name, slot=child), values)
 
@@ -155,39 +164,36 @@ def _hold(cursor: Cursor, receipts: Sequence[_Receipt]) -> list[_Receipt]:
     return [receipt for receipt in held if receipt.claim_slot is None or receipt.pair in locked]
 
 
-def _close(cursor: Cursor, name: str, receipts: Sequence[_Receipt], label: str) -> list[Taken]:
-    """Run one of the taking statements that settling shares."""
-    if not receipts:
-        return []
-    cursor.execute(
-        statement("queue_storage/settle", name),
-        {
-            "claim_slots": ints(receipt.claim_slot for receipt in receipts),
-            "job_ids": ints(receipt.job_id for receipt in receipts),
-            "run_leases": ints(receipt.run_lease for receipt in receipts),
-            "receipt_ids": ints(receipt.receipt_id for receipt in receipts),
-            "batch_ids": ints(receipt.batch_id for receipt in receipts),
-            "labels": [label] * len(receipts),
-        },
-    )
-    return [taken_row(row) for row in cursor.fetchall()]
+def _coordinates(receipts: Sequence[_Receipt]) -> dict[str, Any]:
+    return {
+        "claim_slots": ints(receipt.claim_slot for receipt in receipts),
+        "job_ids": ints(receipt.job_id for receipt in receipts),
+        "run_leases": ints(receipt.run_lease for receipt in receipts),
+        "receipt_ids": ints(receipt.receipt_id for receipt in receipts),
+        "batch_ids": ints(receipt.batch_id for receipt in receipts),
+    }
 
 
 def _take_leases(cursor: Cursor, found: Sequence[_Receipt], recheck: str, **values: Any) -> list[Taken]:
+    """Lift those of the leases found that nobody else is at and that still are as they were found."""
     held = _hold(cursor, found)
     still = _pairs(cursor, recheck, held, **values)
     held = [receipt for receipt in held if receipt.pair in still]
-    taken = _close(cursor, "take_leases", [item for item in held if item.claim_slot is not None], "rescue")
-    bare = [receipt for receipt in held if receipt.claim_slot is None]
-    if bare:
-        _execute(
-            cursor,
-            "take_bare_leases",
-            job_ids=ints(receipt.job_id for receipt in bare),
-            run_leases=ints(receipt.run_lease for receipt in bare),
-        )
-        taken += [taken_row(row) for row in cursor.fetchall()]
-    return taken
+    if not held:
+        return []
+    _execute(cursor, "take_held_leases", **_coordinates(held))
+    return [taken_row(row) for row in cursor.fetchall()]
+
+
+def _close(cursor: Cursor, receipts: Sequence[_Receipt], label: str) -> list[Taken]:
+    """Close open receipts of attempts without a lease, by the statement that settling uses."""
+    if not receipts:
+        return []
+    cursor.execute(
+        statement("queue_storage/settle", "take_receipts"),
+        {**_coordinates(receipts), "labels": [label] * len(receipts)},
+    )
+    return [taken_row(row) for row in cursor.fetchall()]
 
 
 def _take_receipts(
@@ -220,7 +226,7 @@ def _take_receipts(
         # Asked after the locks were obtained: a worker may have come back to life meanwhile.
         still = _pairs(cursor, "still_quiet", held, **values)
         held = [receipt for receipt in held if receipt.pair in still]
-    taken = _close(cursor, "take_receipts", held, label)
+    taken = _close(cursor, held, label)
     had = {(job.job_id, job.run_lease) for job in taken}
     passed = None
     for at, job_id, run_lease, _, _, overdue in rows:

@@ -1,8 +1,8 @@
--- Taking attempts away from workers that went quiet or ran out of time (contract: queue-storage/rescue).
+-- Taking attempts away that went quiet, ran out of time or got no answer (contract: queue-storage/rescue).
 --
 -- Candidates are found without locks. The attempt key is only tried, since whoever holds it is moving the
 -- attempt; then the evidence is locked, skipping what somebody else holds, and the condition is asked again in a
--- statement that began after that. Receipts and leases are closed by the statements of settle.sql.
+-- statement that began after that. Receipts are closed by the statement of settle.sql that ends attempts too.
 
 -- name: try_attempts
 -- The advisory keys of attempts, as far as they are free, held to the end of the transaction.
@@ -86,6 +86,37 @@ LEFT JOIN LATERAL (
 ) AS receipt ON true
 ORDER BY expired.deadline_at;
 
+-- name: unanswered_leases
+-- Leases that wait for a callback past its time, earliest first, with where their receipt lies.
+-- rows:  one for each, at most limit; claim_slot NULL if no receipt is left
+-- locks: none
+WITH unanswered AS MATERIALIZED (
+    SELECT job_id, run_lease, ready_slot, ready_generation, callback_timeout_at
+    FROM awa.leases
+    WHERE state = 'waiting_external'
+        AND callback_timeout_at < statement_timestamp()
+        AND job_id <> ALL (%(passed_over)s::bigint[])
+    ORDER BY callback_timeout_at
+    LIMIT %(limit)s
+)
+SELECT unanswered.job_id, unanswered.run_lease, receipt.claim_slot, receipt.receipt_id, receipt.batch_id
+FROM unanswered
+LEFT JOIN LATERAL (
+    SELECT claim.claim_slot, claim.receipt_id, NULL::bigint AS batch_id
+    FROM awa.lease_claims AS claim
+    WHERE claim.job_id = unanswered.job_id AND claim.run_lease = unanswered.run_lease
+    UNION ALL
+    SELECT batch.claim_slot, item.receipt_id, batch.batch_id
+    FROM awa.lease_claim_batches AS batch,
+        unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS item (job_id, run_lease, receipt_id)
+    WHERE batch.ready_slot = unanswered.ready_slot
+        AND batch.ready_generation = unanswered.ready_generation
+        AND item.job_id = unanswered.job_id
+        AND item.run_lease = unanswered.run_lease
+    LIMIT 1
+) AS receipt ON true
+ORDER BY unanswered.callback_timeout_at;
+
 -- name: hold_evidence
 -- The claim evidence of attempts, as far as nobody else holds it.
 -- rows:  one for each attempt whose evidence is held now
@@ -140,17 +171,76 @@ JOIN unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS wanted (job_id, 
 WHERE lease.state = 'running' AND lease.deadline_at < statement_timestamp()
 FOR UPDATE OF lease SKIP LOCKED;
 
--- name: take_bare_leases
--- Remove leases that have no receipt any more, and lift their jobs.
--- rows:  one for each lease removed
--- locks: lease rows, held already; attempt_state rows
+-- name: hold_unanswered_leases
+-- Which of these leases wait past their callback's time still.
+-- rows:  one for each
+-- locks: lease rows, FOR UPDATE, none of them waited for
+SELECT lease.job_id, lease.run_lease
+FROM awa.leases AS lease
+JOIN unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS wanted (job_id, run_lease)
+    USING (job_id, run_lease)
+WHERE lease.state = 'waiting_external' AND lease.callback_timeout_at < statement_timestamp()
+FOR UPDATE OF lease SKIP LOCKED;
+
+-- name: take_held_leases
+-- Remove leases that we hold, whatever their state, close the receipts they held, and lift their jobs.
+-- A lease without a receipt has a NULL claim_slot, and nothing is closed for it.
+-- rows:  one for each lease
+-- locks: lease rows and evidence, held already; attempt_state rows
 WITH removed AS (
     DELETE FROM awa.leases AS lease
-    USING unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS wanted (job_id, run_lease)
-    WHERE lease.job_id = wanted.job_id AND lease.run_lease = wanted.run_lease AND lease.state = 'running'
+    USING unnest(
+        %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[],
+        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[]
+    ) AS held (claim_slot, job_id, run_lease, receipt_id, batch_id)
+    WHERE lease.job_id = held.job_id AND lease.run_lease = held.run_lease
     RETURNING
-        lease.job_id, lease.run_lease, lease.state, lease.ready_slot, lease.ready_generation, lease.lane_seq,
-        lease.attempt, lease.max_attempts, lease.attempted_at
+        held.claim_slot, held.receipt_id, held.batch_id, lease.job_id, lease.run_lease, lease.state,
+        lease.ready_slot, lease.ready_generation, lease.lane_seq, lease.attempt, lease.max_attempts,
+        lease.attempted_at
+),
+unclosed AS MATERIALIZED (
+    SELECT removed.*
+    FROM removed
+    WHERE removed.claim_slot IS NOT NULL
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closures AS closure
+            WHERE closure.claim_slot = removed.claim_slot
+                AND closure.job_id = removed.job_id
+                AND closure.run_lease = removed.run_lease
+        )
+        AND NOT EXISTS (
+            SELECT FROM awa.lease_claim_closure_batches AS closure
+            WHERE closure.claim_slot = removed.claim_slot
+                AND closure.receipt_ranges @> removed.receipt_id
+        )
+),
+row_closures AS (
+    INSERT INTO awa.lease_claim_closures (claim_slot, job_id, run_lease, outcome, closed_at)
+    SELECT claim_slot, job_id, run_lease, 'rescue', statement_timestamp()
+    FROM unclosed
+    WHERE batch_id IS NULL
+    ON CONFLICT (claim_slot, job_id, run_lease) DO NOTHING
+),
+closed_rows AS (
+    UPDATE awa.lease_claims AS claim
+    SET closed_at = coalesce(claim.closed_at, statement_timestamp())
+    FROM unclosed
+    WHERE unclosed.batch_id IS NULL
+        AND claim.claim_slot = unclosed.claim_slot
+        AND claim.job_id = unclosed.job_id
+        AND claim.run_lease = unclosed.run_lease
+),
+batch_closures AS (
+    INSERT INTO awa.lease_claim_closure_batches (
+        claim_slot, ready_slot, ready_generation, outcome, closed_count, receipt_ids, receipt_ranges, closed_at
+    )
+    SELECT
+        claim_slot, ready_slot, ready_generation, 'rescue', count(*), array_agg(receipt_id ORDER BY lane_seq),
+        range_agg(int8range(receipt_id, receipt_id + 1)), statement_timestamp()
+    FROM unclosed
+    WHERE batch_id IS NOT NULL
+    GROUP BY claim_slot, ready_slot, ready_generation
 ),
 states AS (
     DELETE FROM awa.attempt_state AS state

@@ -1,0 +1,26 @@
+"""Settings that need nothing but Django, psycopg and this package."""
+
+from __future__ import annotations
+
+import os
+
+from psycopg.conninfo import conninfo_to_dict
+
+_FOUND = {key: str(value) for key, value in conninfo_to_dict(os.environ["DATABASE_URL"]).items()}
+
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": _FOUND.pop("dbname"),
+        "USER": _FOUND.pop("user", ""),
+        "PASSWORD": _FOUND.pop("password", ""),
+        "HOST": _FOUND.pop("host", ""),
+        "PORT": _FOUND.pop("port", ""),
+        "OPTIONS": _FOUND,
+    }
+}
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "awa_django", "tests.workerapp"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+SECRET_KEY = "only for tests"
+USE_TZ = True
+AWA = {"LEADER_ELECTION_INTERVAL": 0.5}

@@ -4,9 +4,9 @@ A file holds several statements, each under a line ``-- name: take_stale``. The 
 the text that is sent, so ``pg_stat_activity`` and the server's log show it. Files run as they
 are in psql, save that values are written ``%(name)s``.
 
-A *slot* names a ring child: ``awa.done_entries/*_slot*/`` is the parent table as written and
-``awa.done_entries_3`` once rendered with ``slot=3``. Rendered texts are cached, so the driver
-can keep them prepared.
+A *slot* names a ring child: ``awa.done_entries/*_ready*/`` is the parent table as written and
+``awa.done_entries_3`` once rendered with ``ready=3``. A plan over one child starts several times faster than one over
+a parent with sixteen. Rendered texts are cached, so the driver can keep them prepared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import LiteralString
 __all__ = ["statement", "statements"]
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-_SLOT = "/*_slot*/"
 
 
 @cache
@@ -36,9 +35,9 @@ def statements(subject: str) -> dict[str, LiteralString]:
 
 
 @cache
-def statement(subject: str, name: str, *, slot: int | None = None) -> LiteralString:
-    """One statement, with its ring child filled in if ``slot`` is given."""
+def statement(subject: str, name: str, **slots: int) -> LiteralString:
+    """One statement, with its ring children filled in where ``slots`` says which."""
     text = statements(subject)[name]
-    if slot is None:
-        return text
-    return text.replace(_SLOT, f"_{slot:d}")
+    for ring, slot in slots.items():
+        text = text.replace(f"/*_{ring}*/", f"_{slot:d}")
+    return text

@@ -120,10 +120,11 @@ def _enqueue(run: Run) -> None:
     )
     for name, value in POISON.items():
         run.add(f"{name} args", "noop")
+        run.add(f"{name} put off", "nobody_knows")
         run.add(f"{name} metadata", "noop")
         run.connection.execute(
-            "UPDATE awa.ready_entries SET args = %s::jsonb WHERE job_id = %s",
-            [f'{{"n": {value}}}', run.ids[f"{name} args"]],
+            "UPDATE awa.ready_entries SET args = %s::jsonb WHERE job_id = ANY(%s)",
+            [f'{{"n": {value}}}', [run.ids[f"{name} args"], run.ids[f"{name} put off"]]],
         )
         run.connection.execute(
             "UPDATE awa.ready_entries SET payload = %s::jsonb WHERE job_id = %s",
@@ -199,7 +200,7 @@ def test_system_exit_in_a_handler_is_a_failure_like_any_other(ran: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("misfit", "nummer"), ("no object", "an object is needed, not [1]")]
+    ("name", "fault"), [("misfit", "missing number"), ("no object", "an object is needed, not [1]")]
 )
 def test_arguments_that_do_not_fit_fail_the_job_for_good(ran: Run, name: str, fault: str) -> None:
     assert ran.ended(name) == ("failed", 1)
@@ -299,6 +300,15 @@ def test_json_that_python_cannot_hold_fails_its_own_job_only(ran: Run, name: str
         assert row[:2] == ("failed", 1)
         (entry,) = row[2]["errors"]
         assert fault in entry["error"]
+
+
+@pytest.mark.parametrize(("name", "value"), POISON.items())
+def test_json_that_python_cannot_hold_is_carried_unchanged(ran: Run, name: str, value: str) -> None:
+    row = ran.connection.execute(
+        "SELECT attempt, args -> 'n' = %s::jsonb FROM awa.deferred_jobs WHERE job_id = %s",
+        [value, ran.ids[f"{name} put off"]],
+    ).fetchone()
+    assert row == (0, True)
 
 
 def test_a_failure_goes_to_the_dead_letters_where_the_queue_says_so(ran: Run) -> None:

@@ -98,7 +98,7 @@ def insisting(ctx: JobContext) -> RetryAfter:
 @job
 def progressing(ctx: JobContext) -> None:
     """Notes what it finds of the attempt before, and leaves something when it fails."""
-    note(ctx, json.dumps(ctx.progress))
+    note(ctx, json.dumps(ctx.progress, sort_keys=True))
     if ctx.attempt == 1:
         ctx.set_progress(30, "under way")
         ctx.update_metadata({"page": 7})

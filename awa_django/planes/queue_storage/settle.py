@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from awa_django.outcomes import Completed
@@ -51,15 +51,16 @@ def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
     rest: list[Transition] = []
     for item in transitions:
         (compact if is_compact(item) else rest).append(item)
-    completed: Sequence[Transition] = ()
     finalized_at = None
-    if compact and rest:
+    groups = _by_slots(compact)
+    if len(groups) + bool(rest) > 1:
         # One ascending run over all keys, so that two settlers cannot deadlock.
         lock_attempts(cursor, [(item.attempt.job_id, item.attempt.run_lease) for item in transitions])
-    if compact:
-        missed, finalized_at = _complete(cursor, compact)
-        completed = [item for item in compact if item.attempt.receipt_id not in missed] if missed else compact
-        rest += [item for item in compact if item.attempt.receipt_id in missed]
+    completed: list[Transition] = []
+    for group in groups:
+        missed, finalized_at = _complete(cursor, group)
+        for item in group:
+            (rest if item.attempt.receipt_id in missed else completed).append(item)
     if not rest:
         return Settlement(completed, finalized_at)
     taken = take_attempts(cursor, Leases([item.attempt for item in rest], [item.closes for item in rest]))
@@ -69,19 +70,32 @@ def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
     return Settlement(completed, finalized_at, landed, stale)
 
 
-def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[set[int], datetime]:
-    """Record successes compactly; returns the receipts that were not open, and the time written."""
+def _by_slots(transitions: Sequence[Transition]) -> list[list[Transition]]:
+    """Transitions by the claim slot and the ready slot of their attempts; nearly always one group."""
+    groups: dict[tuple[int, int], list[Transition]] = {}
+    for item in transitions:
+        groups.setdefault((item.attempt.claim_slot, item.attempt.ready_slot), []).append(item)
+    return list(groups.values())
+
+
+def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[Collection[int], datetime]:
+    """Record successes of one claim slot and one ready slot compactly.
+
+    Returns the receipts that were not open, and the time written.
+    """
     attempts = [item.attempt for item in transitions]
-    lock_attempts(cursor, [(attempt.job_id, attempt.run_lease) for attempt in attempts])
-    batches: dict[tuple[int, int | None], int] = {}
-    items = [
-        batches.setdefault((attempt.claim_slot, attempt.batch_id), len(batches) + 1) for attempt in attempts
-    ]
-    sources = {
-        "claim_slots": ints(slot for slot, _ in batches),
-        "batch_ids": ints(batch_id for _, batch_id in batches),
+    first = attempts[0]
+    parameters = {
+        "claim_slot": first.claim_slot,
+        "ready_slot": first.ready_slot,
+        "job_ids": ints([attempt.job_id for attempt in attempts]),
+        "run_leases": ints([attempt.run_lease for attempt in attempts]),
     }
-    send(cursor, statement("queue_storage/settle", "share_claim_batches"), sources)
+    send(
+        cursor,
+        statement("queue_storage/settle", "lock_compact", claim=first.claim_slot),
+        {**parameters, "batch_ids": ints({attempt.batch_id for attempt in attempts})},
+    )
     touched = [item.attempt for item in transitions if item.left_state]
     if touched:
         send(
@@ -93,13 +107,11 @@ def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[set[in
             },
         )
     cursor.execute(
-        statement("queue_storage/settle", "complete_compact"),
+        statement("queue_storage/settle", "complete_compact", claim=first.claim_slot, ready=first.ready_slot),
         {
-            **sources,
-            "items": ints(items),
+            **parameters,
+            "item_batch_ids": ints([attempt.batch_id for attempt in attempts]),
             "receipt_ids": ints([attempt.receipt_id for attempt in attempts]),
-            "job_ids": ints([attempt.job_id for attempt in attempts]),
-            "run_leases": ints([attempt.run_lease for attempt in attempts]),
             "lane_seqs": ints([attempt.lane_seq for attempt in attempts]),
             "attempts": ints([attempt.attempt for attempt in attempts]),
         },
@@ -107,4 +119,4 @@ def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[set[in
     row = cursor.fetchone()
     assert row is not None
     finalized_at, missed = row
-    return set(missed), finalized_at
+    return frozenset(missed), finalized_at

@@ -15,103 +15,121 @@ FROM (
     ORDER BY key
 ) AS keys;
 
--- name: share_claim_batches
--- Keep reference admin clients away from these compact receipts until we commit.
--- rows:  one for each claim batch found
--- locks: claim-batch rows, FOR KEY SHARE, in key order
-SELECT batch.batch_id
-FROM awa.lease_claim_batches AS batch
-JOIN unnest(%(claim_slots)s::integer[], %(batch_ids)s::bigint[]) AS wanted (claim_slot, batch_id)
-    USING (claim_slot, batch_id)
-ORDER BY batch.claim_slot, batch.batch_id
-FOR KEY SHARE OF batch;
+-- name: lock_compact
+-- The advisory keys of attempts, ascending, and then their claim batches: reference admin clients stay away from
+-- these receipts until we commit.
+-- rows:  one
+-- locks: attempt keys; claim-batch rows of one claim slot, FOR KEY SHARE, in key order
+WITH keys AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock(key)) AS taken
+    FROM (
+        SELECT DISTINCT hashtextextended('awa.receipt.complete:' || job_id || ':' || run_lease, 0) AS key
+        FROM unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS attempt (job_id, run_lease)
+        ORDER BY key
+    ) AS ascending
+),
+batches AS MATERIALIZED (
+    SELECT batch.batch_id
+    FROM awa.lease_claim_batches/*_claim*/ AS batch
+    WHERE (SELECT taken FROM keys) > 0
+        AND batch.claim_slot = %(claim_slot)s::integer
+        AND batch.batch_id = ANY(%(batch_ids)s::bigint[])
+    ORDER BY batch.batch_id
+    FOR KEY SHARE OF batch
+)
+SELECT (SELECT taken FROM keys), (SELECT count(*) FROM batches);
 
 -- name: complete_compact
--- Record successes of compact receipts: one closure and one completion batch for each lane and slot.
--- A receipt is open while its batch lists it and no closure does. No lease can exist: only the worker that
--- runs an attempt makes one, and it sends such attempts another way.
--- rows:  one: the receipts that were not open, and the time written
+-- Record successes of compact receipts of one claim slot and one ready slot: a closure batch for each generation and
+-- a completion batch for each lane. A receipt is open while its batch lists it and no closure does. No lease can
+-- exist: only the worker that runs an attempt makes one, and it sends such attempts another way.
+-- rows:  one: the time written, and the receipts that were not open
 -- locks: none beyond those taken before
 WITH given AS MATERIALIZED (
-    SELECT batch, receipt_id, job_id, run_lease, lane_seq, attempt
+    SELECT batch_id, receipt_id, job_id, run_lease, lane_seq, attempt
     FROM unnest(
-        %(items)s::integer[], %(receipt_ids)s::bigint[], %(job_ids)s::bigint[],
+        %(item_batch_ids)s::bigint[], %(receipt_ids)s::bigint[], %(job_ids)s::bigint[],
         %(run_leases)s::bigint[], %(lane_seqs)s::bigint[], %(attempts)s::smallint[]
-    ) AS item (batch, receipt_id, job_id, run_lease, lane_seq, attempt)
-),
-wanted AS MATERIALIZED (
-    SELECT batch, range_agg(int8range(receipt_id, receipt_id + 1)) AS receipts
-    FROM given
-    GROUP BY batch
+    ) AS item (batch_id, receipt_id, job_id, run_lease, lane_seq, attempt)
 ),
 claimed AS MATERIALIZED (
     SELECT
-        source.batch, found.claim_slot, found.ready_slot, found.ready_generation,
-        found.queue, found.priority, found.enqueue_shard,
-        wanted.receipts * found.receipt_ranges AS receipts
-    FROM unnest(%(claim_slots)s::integer[], %(batch_ids)s::bigint[])
-        WITH ORDINALITY AS source (claim_slot, batch_id, batch)
-    JOIN wanted ON wanted.batch = source.batch
-    JOIN awa.lease_claim_batches AS found
-        ON found.claim_slot = source.claim_slot AND found.batch_id = source.batch_id
+        batch.batch_id, batch.ready_generation, batch.queue, batch.priority, batch.enqueue_shard,
+        wanted.receipts * batch.receipt_ranges AS receipts
+    FROM (
+        SELECT batch_id, range_agg(int8range(receipt_id, receipt_id + 1)) AS receipts
+        FROM given
+        GROUP BY batch_id
+    ) AS wanted
+    JOIN awa.lease_claim_batches/*_claim*/ AS batch
+        ON batch.claim_slot = %(claim_slot)s::integer AND batch.batch_id = wanted.batch_id
+    WHERE batch.ready_slot = %(ready_slot)s::integer
 ),
 closed AS MATERIALIZED (
-    SELECT claimed.batch, range_agg(span) AS receipts
+    SELECT claimed.batch_id, range_agg(span) AS receipts
     FROM claimed
-    JOIN awa.lease_claim_closure_batches AS closure
-        ON closure.claim_slot = claimed.claim_slot AND closure.receipt_ranges && claimed.receipts,
+    JOIN awa.lease_claim_closure_batches/*_claim*/ AS closure
+        ON closure.claim_slot = %(claim_slot)s::integer AND closure.receipt_ranges && claimed.receipts,
         unnest(closure.receipt_ranges) AS span
-    GROUP BY claimed.batch
+    GROUP BY claimed.batch_id
 ),
 accepted AS MATERIALIZED (
     SELECT
-        claimed.claim_slot, claimed.ready_slot, claimed.ready_generation, claimed.queue, claimed.priority,
-        claimed.enqueue_shard, given.receipt_id, given.job_id, given.run_lease, given.lane_seq, given.attempt
+        claimed.ready_generation, claimed.queue, claimed.priority, claimed.enqueue_shard,
+        given.receipt_id, given.job_id, given.run_lease, given.lane_seq, given.attempt
     FROM given
-    JOIN claimed ON claimed.batch = given.batch AND claimed.receipts @> given.receipt_id
-    LEFT JOIN closed ON closed.batch = given.batch
+    JOIN claimed ON claimed.batch_id = given.batch_id AND claimed.receipts @> given.receipt_id
+    LEFT JOIN closed ON closed.batch_id = given.batch_id
     WHERE (closed.receipts IS NULL OR NOT closed.receipts @> given.receipt_id)
-        AND NOT EXISTS (
-            SELECT FROM awa.lease_claim_closures AS closure
-            WHERE closure.claim_slot = claimed.claim_slot
-                AND closure.job_id = given.job_id
-                AND closure.run_lease = given.run_lease
+        -- Explicit closures belong to row receipts; most slots hold none at all.
+        AND (
+            NOT (
+                SELECT EXISTS (
+                    SELECT FROM awa.lease_claim_closures/*_claim*/ AS closure
+                    WHERE closure.claim_slot = %(claim_slot)s::integer
+                )
+            )
+            OR (
+                SELECT count(*)
+                FROM awa.lease_claim_closures/*_claim*/ AS closure
+                WHERE closure.claim_slot = %(claim_slot)s::integer
+                    AND closure.job_id = given.job_id
+                    AND closure.run_lease = given.run_lease
+            ) = 0
         )
 ),
 moment AS MATERIALIZED (
     SELECT clock_timestamp() AS now
 ),
 closures AS (
-    INSERT INTO awa.lease_claim_closure_batches (
+    INSERT INTO awa.lease_claim_closure_batches/*_claim*/ (
         claim_slot, ready_slot, ready_generation, outcome, closed_count, receipt_ids, receipt_ranges, closed_at
     )
     SELECT
-        claim_slot, ready_slot, ready_generation, 'completed', count(*),
+        %(claim_slot)s::integer, %(ready_slot)s::integer, ready_generation, 'completed', count(*),
         array_agg(receipt_id), range_agg(int8range(receipt_id, receipt_id + 1)), (SELECT now FROM moment)
     FROM (
-        SELECT claim_slot, ready_slot, ready_generation, receipt_id
+        SELECT ready_generation, receipt_id
         FROM accepted
-        ORDER BY claim_slot, ready_slot, ready_generation, lane_seq
+        ORDER BY ready_generation, lane_seq
     ) AS in_lane_order
-    GROUP BY claim_slot, ready_slot, ready_generation
+    GROUP BY ready_generation
 ),
 completions AS (
-    INSERT INTO awa.receipt_completion_batches (
+    INSERT INTO awa.receipt_completion_batches/*_ready*/ (
         ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, completed_count,
         job_ids, run_leases, lane_seqs, attempts, attempted_ats, finalized_at
     )
     SELECT
-        ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, count(*),
-        array_agg(job_id), array_agg(run_lease), array_agg(lane_seq), array_agg(attempt),
+        %(ready_slot)s::integer, ready_generation, %(claim_slot)s::integer, queue, priority, enqueue_shard,
+        count(*), array_agg(job_id), array_agg(run_lease), array_agg(lane_seq), array_agg(attempt),
         array_fill(NULL::timestamptz, ARRAY[count(*)::integer]), (SELECT now FROM moment)
     FROM (
-        SELECT
-            ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard,
-            job_id, run_lease, lane_seq, attempt
+        SELECT ready_generation, queue, priority, enqueue_shard, job_id, run_lease, lane_seq, attempt
         FROM accepted
-        ORDER BY ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard, lane_seq
+        ORDER BY ready_generation, queue, priority, enqueue_shard, lane_seq
     ) AS in_lane_order
-    GROUP BY ready_slot, ready_generation, claim_slot, queue, priority, enqueue_shard
+    GROUP BY ready_generation, queue, priority, enqueue_shard
 )
 SELECT
     (SELECT now FROM moment),

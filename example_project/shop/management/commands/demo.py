@@ -93,6 +93,9 @@ class Command(BaseCommand):
                 limit = time.monotonic() + (OTHERS_SECONDS if worker.poll() == 0 else 0)
                 while self.look(bar, source, total) < total and time.monotonic() < limit:
                     pass
+            except KeyboardInterrupt:
+                Path(log.name).unlink()
+                raise
             finally:
                 bar.finish()
                 if worker.poll() is None:

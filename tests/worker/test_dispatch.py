@@ -1,0 +1,412 @@
+"""Claiming: never more than there are slots, and as soon as there is something to claim."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from awa_django.conf import QueueConfig, RateLimit
+from awa_django.jobs import Attempt
+from awa_django.planes.base import Plane
+from awa_django.worker.dispatcher import Dispatcher, TokenBucket
+from awa_django.worker.executor import ThreadPool
+from awa_django.worker.flights import Flight
+from tests import invariants
+from tests.workers import (
+    backends,
+    count,
+    drain,
+    insert,
+    insert_many,
+    runs,
+    states,
+    terminate,
+    wait_until,
+    worker,
+)
+
+SLOTS = {"QUEUES": {"default": 3}}
+
+
+# Rates --------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_starts_full_and_refills_with_time() -> None:
+    now = [100.0]
+    bucket = TokenBucket(5, 5, clock=lambda: now[0])
+    assert bucket.take(30) == 5
+    assert bucket.take(30) == 0
+    assert bucket.wait_seconds() == pytest.approx(0.2)
+    now[0] += 0.5
+    assert bucket.take(1) == 1
+    assert bucket.take(30) == 1
+    bucket.give_back(2)
+    assert bucket.take(30) == 2
+    now[0] += 1000
+    assert bucket.take(30) == 5
+
+
+def test_a_bucket_never_holds_more_than_its_burst() -> None:
+    bucket = TokenBucket(1, 2, clock=lambda: 0.0)
+    bucket.give_back(50)
+    assert bucket.take(30) == 2
+
+
+@pytest.mark.parametrize(("rate", "burst", "capacity"), [(2.5, 0, 3), (0.1, 0, 1), (5, 7, 7)])
+def test_a_burst_that_is_not_given_is_one_second_of_the_rate(rate: float, burst: int, capacity: int) -> None:
+    assert RateLimit(rate, burst).capacity == capacity
+
+
+# The dispatcher by itself -------------------------------------------------------------------------------
+
+
+class Session:
+    """Stands in for a connection: the fake plane sends nothing."""
+
+    closed = broken = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class FakePlane:
+    """Hands out what a test puts in, or raises it."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[Attempt] | Exception] = []
+        self.asked: list[int] = []
+        self.called = threading.Event()
+
+
+class DispatcherOfFakes(Dispatcher):
+    """A dispatcher whose claims come from a :class:`FakePlane`."""
+
+    fakes: FakePlane
+
+    def run(self) -> None:
+        self.alive = True
+        while not self.stopping.is_set():
+            pause = self._drain(cast("psycopg.Connection[Any]", Session()))
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _claimed_attempts(self, connection: Any, limit: int) -> list[Attempt]:
+        self.fakes.asked.append(limit)
+        answer = self.fakes.answers.pop(0) if self.fakes.answers else []
+        self.fakes.called.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer[:limit]
+
+    def _advance(self, connection: Any) -> None:
+        pass
+
+    def _pause_after_nothing(self, connection: Any) -> float:
+        return self._poll_seconds()
+
+
+def _attempt(number: int) -> Attempt:
+    return cast("Attempt", _Numbered(number))
+
+
+class _Numbered:
+    def __init__(self, number: int) -> None:
+        self.job_id = number
+        self.run_lease = 1
+
+
+@contextmanager
+def dispatching(config: QueueConfig, fakes: FakePlane) -> Iterator[tuple[DispatcherOfFakes, list[Flight]]]:
+    """A running dispatcher, and the flights that it has started."""
+    started: list[Flight] = []
+    dispatcher = DispatcherOfFakes(
+        config,
+        plane=cast("Plane", fakes),
+        connect=cast("Callable[[], psycopg.Connection[Any]]", Session),
+        start_flights=started.extend,
+        poll_seconds=lambda: 0.05,
+        held_back=lambda: False,
+        nudge=lambda: None,
+    )
+    dispatcher.fakes = fakes
+    dispatcher.start()
+    try:
+        yield dispatcher, started
+    finally:
+        dispatcher.stop()
+        assert dispatcher.join(5)
+
+
+def test_permits_of_a_claim_that_failed_are_free_again() -> None:
+    fakes = FakePlane()
+    fakes.answers = [psycopg.OperationalError("the server went away"), [_attempt(n) for n in range(10)]]
+    config = QueueConfig("q", max_workers=4, rate_limit=RateLimit(0.001, 4))
+    with dispatching(config, fakes) as (dispatcher, started):
+        wait_until(lambda: len(started) == 4, seconds=5)
+        assert fakes.asked[:2] == [4, 4], "the tokens came back, too"
+        assert dispatcher.in_flight == 4
+
+
+def test_permits_of_jobs_that_were_not_found_are_free_again() -> None:
+    fakes = FakePlane()
+    fakes.answers = [[_attempt(1)]]
+    with dispatching(QueueConfig("q", max_workers=4), fakes) as (dispatcher, started):
+        wait_until(lambda: len(fakes.asked) >= 3, seconds=5)
+        assert fakes.asked[:3] == [4, 3, 3]
+        assert len(started) == dispatcher.in_flight == 1
+        dispatcher.release()
+        assert dispatcher.in_flight == 0
+
+
+def test_a_queue_without_slots_claims_nothing() -> None:
+    fakes = FakePlane()
+    fakes.answers = [[_attempt(1)]]
+    with dispatching(QueueConfig("q", max_workers=0), fakes) as (dispatcher, started):
+        dispatcher.wake()
+        assert not fakes.called.wait(0.3)
+        assert started == []
+
+
+# The threads --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pool(size: int, run: Callable[[Any], None]) -> Iterator[ThreadPool]:
+    threads = ThreadPool(size, run)
+    try:
+        yield threads
+    finally:
+        threads.close()
+        wait_until(lambda: not any(thread.is_alive() for thread in threads._threads), seconds=5)
+
+
+def test_as_many_blocking_jobs_run_at_once_as_there_are_threads() -> None:
+    together = threading.Barrier(17)  # sixteen jobs and this thread
+    with pool(16, lambda flight: together.wait(10)) as threads:
+        threads.submit(cast("list[Flight]", range(16)))
+        together.wait(10)
+
+
+def test_jobs_handed_over_one_by_one_run_at_once_too() -> None:
+    together = threading.Barrier(17)
+    with pool(16, lambda flight: together.wait(10)) as threads:
+        for number in range(16):
+            threads.submit([cast("Flight", number)])
+        together.wait(10)
+
+
+def test_a_job_is_not_held_up_by_one_that_blocks() -> None:
+    release, ran = threading.Event(), threading.Event()
+
+    def run(flight: Any) -> None:
+        if flight == "blocks":
+            release.wait(10)
+        else:
+            ran.set()
+
+    with pool(2, run) as threads:
+        threads.submit(cast("list[Flight]", ["blocks", "short"]))
+        assert ran.wait(5)
+        release.set()
+
+
+def test_no_job_is_lost_when_many_threads_hand_over_at_once() -> None:
+    seen: Counter[int] = Counter()
+    lock = threading.Lock()
+    done = threading.Event()
+    total = 10_000
+
+    def run(flight: Any) -> None:
+        with lock:
+            seen[flight] += 1
+            if len(seen) == total:
+                done.set()
+        if flight % 100 == 0:
+            time.sleep(0.001)  # so that threads go to sleep and are woken
+
+    with pool(8, run) as threads:
+
+        def submit(first: int) -> None:
+            for number in range(first, total, 4):
+                threads.submit([cast("Flight", number)])
+
+        submitters = [threading.Thread(target=submit, args=[first]) for first in range(4)]
+        for thread in submitters:
+            thread.start()
+        for thread in submitters:
+            thread.join(30)
+        assert done.wait(30), f"{total - len(seen)} jobs never ran"
+    assert set(seen.values()) == {1}
+
+
+def test_no_wake_up_is_lost_between_single_jobs() -> None:
+    ran = threading.Semaphore(0)
+    with pool(4, lambda flight: ran.release()) as threads:
+        for number in range(3000):
+            threads.submit([cast("Flight", number)])
+            assert ran.acquire(timeout=5), f"job {number} never ran"
+
+
+def test_a_pool_that_cannot_start_another_thread_goes_on_with_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = threading.Semaphore(0)
+    with pool(4, lambda flight: ran.release()) as threads:
+        threads.submit([cast("Flight", 1)])
+        assert ran.acquire(timeout=5)
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        threads.submit(cast("Sequence[Flight]", range(50)))
+        for _ in range(50):
+            assert ran.acquire(timeout=5)
+
+
+# Real workers -------------------------------------------------------------------------------------------
+
+
+def most_at_once(connection: psycopg.Connection[Any]) -> int:
+    """How many handlers of ``spell`` ran at the same time, as they noted themselves."""
+    return count(
+        connection,
+        """
+        SELECT max(running) FROM (
+            SELECT sum(CASE label WHEN 'start' THEN 1 ELSE -1 END) OVER (ORDER BY at, label) AS running FROM probe
+        ) AS course
+        """,
+    )
+
+
+@pytest.mark.worker
+def test_no_more_jobs_run_at_once_than_there_are_slots(awa_database: str) -> None:
+    with psycopg.connect(awa_database, autocommit=True) as connection:
+        for _ in range(10):
+            insert(connection, "spell", {"seconds": 0.2})
+        drain(awa_database, **SLOTS)
+        assert most_at_once(connection) == 3
+        assert states(connection) == {"completed": 10}
+
+
+@pytest.mark.worker
+def test_a_new_job_and_a_free_slot_are_noticed_at_once(awa_database: str) -> None:
+    with (
+        psycopg.connect(awa_database, autocommit=True) as connection,
+        worker(awa_database, LISTEN_POLL_INTERVAL=60, **SLOTS) as process,
+    ):
+        process.wait_started()
+        wait_until(lambda: "awa_worker listen" in backends(connection))
+        first = insert(connection, "noop")
+        wait_until(lambda: runs(connection).get(first), seconds=20)
+        before = time.monotonic()
+        second = insert(connection, "noop")
+        wait_until(lambda: runs(connection).get(second), seconds=5)
+        assert time.monotonic() - before < 1
+        # Four jobs on three slots: the last one waits for a slot only.
+        connection.execute("TRUNCATE probe")
+        for _ in range(4):
+            insert(connection, "spell", {"seconds": 0.6})
+        wait_until(
+            lambda: count(connection, "SELECT count(*) FROM probe WHERE label = 'end'") == 4, seconds=10
+        )
+        gap = connection.execute(
+            "SELECT max(at) FILTER (WHERE label = 'start') - min(at) FILTER (WHERE label = 'end') FROM probe"
+        ).fetchone()
+        assert gap is not None
+        assert timedelta(0) <= gap[0] < timedelta(seconds=0.5)
+
+
+@pytest.mark.worker
+def test_a_rate_is_kept(awa_database: str) -> None:
+    limits = {"default": {"max_workers": 50, "rate_limit": {"max_rate": 5, "burst": 5}}}
+    with psycopg.connect(awa_database, autocommit=True) as connection:
+        insert_many(connection, "noop", 15)
+        drain(awa_database, QUEUES=limits)
+        times = [
+            (at - first).total_seconds()
+            for at, first in connection.execute("SELECT at, min(at) OVER () FROM probe ORDER BY at")
+        ]
+    assert times[4] < 0.5, "the burst runs at once"
+    assert 1.7 <= times[14] < 3.5, "ten more at five a second"
+
+
+@pytest.mark.worker
+def test_a_paused_queue_is_left_alone_until_it_is_resumed(awa_database: str) -> None:
+    with psycopg.connect(awa_database, autocommit=True) as connection:
+        connection.execute("INSERT INTO awa.queue_meta (queue, paused) VALUES ('default', true)")
+        with worker(awa_database, LISTEN_POLL_INTERVAL=0.3, QUEUES={"default": 5, "other": 5}) as process:
+            process.wait_started()
+            paused = insert(connection, "noop")
+            other = insert(connection, "noop", queue="other")
+            wait_until(lambda: runs(connection).get(other))
+            # A second round on the other queue: the paused one was woken before, and more than polled.
+            time_to_claim = insert(connection, "spell", {"seconds": 0.7}, queue="other")
+            wait_until(lambda: runs(connection).get(time_to_claim) == 2)
+            assert paused not in runs(connection)
+            connection.execute("UPDATE awa.queue_meta SET paused = false")
+            wait_until(lambda: runs(connection).get(paused), seconds=3)
+
+
+@pytest.mark.worker
+def test_a_worker_whose_sessions_are_broken_off_goes_on(awa_database: str) -> None:
+    with (
+        psycopg.connect(awa_database, autocommit=True) as connection,
+        worker(awa_database, LISTEN_POLL_INTERVAL=60, **SLOTS) as process,
+    ):
+        process.wait_started()
+        wait_until(lambda: "awa_worker listen" in backends(connection))
+        for _ in range(40):
+            insert(connection, "spell", {"seconds": 0.1})
+        for round_number in range(3):
+            wait_until(
+                lambda: count(connection, "SELECT count(*) FROM probe") >= 6 * (round_number + 1)  # noqa: B023
+            )
+            terminate(connection, "awa_worker claim%")
+            terminate(connection, "awa_worker settle%")
+        wait_until(lambda: states(connection).get("completed") == 40, seconds=30)
+        assert most_at_once(connection) <= 3
+        # And the listener: after it is back, a notification is all that tells of a job.
+        assert terminate(connection, "awa_worker listen") == 1
+        wait_until(lambda: "listener lost the database" in process.output(), seconds=5)
+        wait_until(lambda: "awa_worker listen" in backends(connection), seconds=10)
+        with suppress(AssertionError):
+            wait_until(lambda: False, seconds=0.3)  # its first look around is over
+        before = time.monotonic()
+        job_id = insert(connection, "noop")
+        wait_until(lambda: runs(connection).get(job_id), seconds=5)
+        assert time.monotonic() - before < 1
+        assert process.stop() == 0
+        wait_until(lambda: backends(connection) == [], seconds=5)
+    invariants.assert_all_hold(awa_database)
+
+
+@pytest.mark.worker
+def test_two_workers_share_a_backlog(awa_database: str) -> None:
+    """A claimer that finds every lane held by another one looks again soon."""
+    with (
+        psycopg.connect(awa_database, autocommit=True) as connection,
+        worker(awa_database, LISTEN_POLL_INTERVAL=60, **SLOTS) as one,
+        worker(awa_database, LISTEN_POLL_INTERVAL=60, **SLOTS) as two,
+    ):
+        for process in (one, two):
+            process.wait_started()
+        wait_until(lambda: backends(connection).count("awa_worker listen") == 2)
+        connection.execute(
+            "SELECT awa.insert_job_compat('spell', p_args => '{\"seconds\": 0.2}') FROM generate_series(1, 24)"
+        )
+        wait_until(lambda: states(connection).get("completed") == 24)
+        shares = connection.execute("SELECT count(*) FROM probe WHERE label = 'end' GROUP BY pid").fetchall()
+        assert sorted(share for (share,) in shares) >= [9, 9]
+        assert len(shares) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,10 +49,13 @@ def wait_until(look: Callable[[], T], *, seconds: float = 30, what: str = "") ->
 class Worker:
     """One ``manage.py awa_worker`` process (with its children) on a database.
 
-    ``apps`` False leaves out the app with the handlers, as a release that does not have them yet.
+    ``apps`` False leaves out the app with the handlers, as a release that does not have them yet. ``shell`` starts
+    it as container images do, by a shell that it replaces.
     """
 
-    def __init__(self, url: str, *options: str, apps: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, url: str, *options: str, apps: bool = True, shell: bool = False, **settings: Any
+    ) -> None:
         self.log = tempfile.NamedTemporaryFile("w+", prefix="awa-worker-", suffix=".log")  # noqa: SIM115
         environment = {
             **os.environ,
@@ -61,9 +65,9 @@ class Worker:
             "AWA_TEST_SETTINGS": json.dumps(settings),
             "PYTHONPATH": str(ROOT),
         }
-        self.url = url
+        command = [sys.executable, "-m", "django", "awa_worker", *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "awa_worker", *options],
+            ["/bin/sh", "-c", f"exec {shlex.join(command)}"] if shell else command,
             cwd=ROOT,
             env=environment,
             stdout=self.log,
@@ -170,13 +174,13 @@ def insert_many(
 def states(connection: psycopg.Connection[Any]) -> dict[str, int]:
     """How many jobs there are in each state; running receipts are not in the view and not counted."""
     rows = connection.execute("SELECT state::text, count(*) FROM awa.jobs GROUP BY state").fetchall()
-    return {state: count for state, count in rows}
+    return dict(rows)
 
 
 def runs(connection: psycopg.Connection[Any]) -> dict[int, int]:
     """How often each job ran, as its handlers noted."""
     rows = connection.execute("SELECT job_id, count(*) FROM probe GROUP BY job_id").fetchall()
-    return {job_id: count for job_id, count in rows}
+    return dict(rows)
 
 
 def job(connection: psycopg.Connection[Any], job_id: int) -> dict[str, Any]:

@@ -20,6 +20,8 @@ __all__ = ["Promotion", "duties"]
 
 BATCH = 4096
 BATCHES = 32
+#: Seconds after the instant a job is due; a look too early would cost another interval.
+SLACK = 0.002
 
 
 @dataclass(slots=True)
@@ -34,8 +36,8 @@ class Promotion:
     _states: tuple[JobState, JobState] = (JobState.SCHEDULED, JobState.RETRYABLE)
 
     def when(self, seen: Look) -> float | None:
-        """Worth running as soon as a job is due."""
-        return seen.due_in
+        """Worth running as soon as a job is due; a moment later, since the leader's clock is not the database's."""
+        return None if seen.due_in is None else seen.due_in + SLACK
 
     def run(self, context: Context) -> bool:
         """Promote what is due, a transaction for each batch; True if the time was up before the work was done.

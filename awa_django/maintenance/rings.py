@@ -163,22 +163,24 @@ class QueueRing(_Keeper):
         return max(self._again_at - self.clock(), 0.0)
 
     def run(self, context: Context) -> None:
-        """Turn the ring if the current slot has had its share, then empty at most one slot that is due."""
+        """Turn the ring if the current slot has had its share, then empty at most one slot that is due.
+
+        Younger history goes only from the one slot that an overflowing ring has to turn to.
+        """
         assert self.seen is not None
         ring, now = self.seen.queue, self.seen.now
         self._judged = ring
         waits = [3600.0]
-        overflows = self.holds(ring, ring.current) and self._turn(context, ring, now, waits)
+        sacrificed = self._turn(context, ring, now, waits) if self.holds(ring, ring.current) else None
         for slot in ring.sealed_in_use():
             if not self.holds(ring, slot):
                 continue
             if pause := self.patience.seconds(slot):
                 waits.append(pause)
                 continue
-            if not overflows and (left := self._seconds_left(context, slot, now)) > 0:
+            if slot != sacrificed and (left := self._seconds_left(context, slot, now)) > 0:
                 waits.append(left)
                 continue
-            overflows = False
             result = self.empty(
                 context,
                 ring,
@@ -194,8 +196,8 @@ class QueueRing(_Keeper):
             waits.append(self.patience.seconds(slot))
         self._again_at = self.clock() + min(waits)
 
-    def _turn(self, context: Context, ring: Ring, now: datetime, waits: list[float]) -> bool:
-        """Turn the ring if it is time; True if the current slot overflows and there is no empty slot to turn to."""
+    def _turn(self, context: Context, ring: Ring, now: datetime, waits: list[float]) -> int | None:
+        """Turn the ring if it is time; the slot in the way if the current one overflows and the ring is full."""
         slots = len(ring.sizes) - 1
         with context.connection.cursor() as cursor:
             if (
@@ -209,13 +211,13 @@ class QueueRing(_Keeper):
         overflows = rows * slots >= self.max_rows
         if left > 0 and not overflows:
             waits.append(left)
-            return False
+            return None
         with context.connection.transaction(), context.connection.cursor() as cursor:
             result = rings.rotate_queue_ring(cursor)
         self.turned(ring, result)
         # A ring that is full is looked at again when a slot was emptied; only overflow hurries that.
         waits.append(30.0 if result is Turn.FULL else self.interval)
-        return overflows and result is Turn.FULL
+        return (ring.generation + 1) % len(ring.sizes) if overflows and result is Turn.FULL else None
 
     def _seconds_left(self, context: Context, slot: int, now: datetime) -> float:
         """How long the history of a sealed slot is to be kept yet; 0 if there is none.

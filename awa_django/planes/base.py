@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
@@ -20,7 +20,7 @@ from awa_django.jobs import Attempt, JobInsert, JsonValue, Landed, Landing, Take
 from awa_django.states import JobState
 from awa_django.transitions import Transition
 
-__all__ = ["Beat", "Cursor", "Due", "Guard", "Leases", "PastDeadline", "Plane", "Settlement", "Stale", "send"]
+__all__ = ["Beat", "Claimed", "Cursor", "Due", "Guard", "Leases", "PastDeadline", "Plane", "Settlement", "Stale", "send"]
 
 Cursor = psycopg.Cursor[Any]
 
@@ -71,6 +71,13 @@ class Due:
 Guard = Leases | Stale | PastDeadline | Due
 
 
+class Claimed(NamedTuple):
+    """What a claim handed out, and what it took but refuses because a newer job holds the unique key."""
+
+    attempts: list[Attempt]
+    refused: list[Attempt]
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What came of a batch of transitions.
@@ -103,11 +110,15 @@ class Plane(ABC):
     @abstractmethod
     def claim(
         self, cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta
-    ) -> list[Attempt]:
-        """Hand out at most ``limit`` jobs of a queue.
+    ) -> Claimed:
+        """Hand out at most ``limit`` jobs of a queue, in one statement.
 
         Holds the claim head of each lane it takes from until commit. A handler may start only after that.
         """
+
+    @abstractmethod
+    def refuse(self, cursor: Cursor, attempts: Sequence[Attempt]) -> None:
+        """End attempts that a claim refused, after its commit, as duplicates of the holders of their keys."""
 
     @abstractmethod
     def advance(self, cursor: Cursor, attempts: Sequence[Attempt]) -> None:

@@ -14,7 +14,6 @@ import psycopg
 from awa_django.conf import QueueConfig
 from awa_django.jobs import Attempt
 from awa_django.planes.base import Plane
-from awa_django.settle import pipelined
 from awa_django.worker.flights import Flight
 from awa_django.worker.service import Service
 
@@ -234,11 +233,27 @@ class Dispatcher(Service):
         return pause
 
     def _claimed_attempts(self, connection: psycopg.Connection[Any], limit: int) -> list[Attempt]:
-        with pipelined(connection), connection.transaction(), psycopg.Cursor(connection) as cursor:
-            return self._plane.claim(
+        with psycopg.Cursor(connection) as cursor:
+            attempts, refused = self._plane.claim(
                 cursor,
                 self.config.name,
                 limit,
                 deadline=self.config.deadline,
                 aging=self.config.priority_aging_interval,
             )
+        if refused:
+            self._refuse(connection, refused)
+        return attempts
+
+    def _refuse(self, connection: psycopg.Connection[Any], attempts: Sequence[Attempt]) -> None:
+        logger.warning(
+            "queue %s: newer jobs hold the unique keys of jobs %s, which end as duplicates",
+            self.config.name,
+            ", ".join(str(attempt.job_id) for attempt in attempts),
+        )
+        try:
+            with connection.transaction(), psycopg.Cursor(connection) as cursor:
+                self._plane.refuse(cursor, attempts)
+        except psycopg.Error as error:
+            # The claim has committed and its other jobs must start; these will be rescued.
+            logger.warning("queue %s: they were left to rescue: %s", self.config.name, str(error).strip())

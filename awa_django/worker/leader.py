@@ -3,6 +3,9 @@
 The leader is whoever holds one session advisory lock, be it a worker of this project or a reference one; so at
 most one leads a database at any time, and its duties are all of :mod:`awa_django.maintenance`. Lock and duties
 share one connection: when it is lost, both are over at once and nothing goes on unprotected.
+
+Whoever leads does everything, for jobs of either storage. This release does not rescue or promote canonical jobs,
+so while some are left during a move to queue storage it stands back for a runtime that does.
 (contract: queue-storage/maintenance section 1, runtime/maintenance section 1)
 """
 

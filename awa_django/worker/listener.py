@@ -62,7 +62,6 @@ class Listener(Service):
                     if not self.stopping.is_set():
                         self._receive(connection)
         finally:
-            self.alive = False
             connection.close()
 
     def _receive(self, connection: psycopg.Connection[Any]) -> None:

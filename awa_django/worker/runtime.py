@@ -88,6 +88,7 @@ class Runtime:
                 connect=self._connecting("settle"),
                 batch_size=settings.settle_batch_size,
                 settled=self._settled,
+                more_expected=self._more_expected,
             )
             for _ in range(settlers)
         ]
@@ -211,6 +212,10 @@ class Runtime:
         settings = self.settings
         interval = settings.listen_poll_interval if self.listener.alive else settings.poll_interval
         return interval.total_seconds()
+
+    def _more_expected(self) -> bool:
+        """Whether outcomes are about to come: handlers run, or claims still find jobs."""
+        return self.flights.executing > 0 or not all(item.empty.is_set() for item in self.dispatchers.values())
 
     def _held_back(self) -> bool:
         waiting = len(self._outcomes)

@@ -22,9 +22,9 @@ __all__ = ["Settler"]
 
 logger = logging.getLogger("awa_django.worker")
 
-#: A batch waits this long for more outcomes, again as long as some came meanwhile, at most so often.
-GATHER_SECONDS = 0.001
-GATHER_ROUNDS = 8
+#: While more outcomes are expected a batch waits this long for them, in steps of the second.
+GATHER_SECONDS = 0.005
+GATHER_STEP_SECONDS = 0.001
 #: Pauses between tries while the database does not answer; the last one repeats (DEC-10).
 RETRY_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 #: Deadlocks and serialization failures are tried again at once, this often.
@@ -48,6 +48,7 @@ class Settler(Service):
         connect: Connect,
         batch_size: int,
         settled: Callable[[Settlement], None],
+        more_expected: Callable[[], bool],
     ) -> None:
         super().__init__("settler")
         self._outcomes = outcomes
@@ -56,6 +57,7 @@ class Settler(Service):
         self._connect = connect
         self._batch_size = batch_size
         self._settled = settled
+        self._more_expected = more_expected
         self._connection: psycopg.Connection[Any] | None = None
         self._wake = threading.Event()
         self._asleep = False
@@ -91,13 +93,14 @@ class Settler(Service):
                 self._wake.wait()
             self._wake.clear()
             self._asleep = False
-        before = 0
-        for _ in range(GATHER_ROUNDS):
-            waiting = len(outcomes)
-            if waiting == before or waiting >= self._batch_size or self.stopping.is_set():
-                break
-            before = waiting
-            time.sleep(GATHER_SECONDS)
+        until = time.monotonic() + GATHER_SECONDS
+        while (
+            len(outcomes) < self._batch_size
+            and self._more_expected()
+            and not self.stopping.is_set()
+            and time.monotonic() < until
+        ):
+            time.sleep(GATHER_STEP_SECONDS)
         batch: list[Transition] = []
         try:
             while len(batch) < self._batch_size:

@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import psycopg
@@ -114,6 +115,37 @@ def test_a_worker_that_takes_too_long_fails_the_demo_with_the_end_of_its_log(man
     assert manage("demo", *FEW).returncode == 0, "what was left over does not disturb the next run"
 
 
+def test_ctrl_c_ends_the_demo_and_its_worker_without_a_traceback(
+    manage: Manage, shop_environment: dict[str, str], tmp_path: Path
+) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "example_project/manage.py", "demo"],
+        cwd=ROOT,
+        env=shop_environment | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A background job of a shell, as these tests may be, passes an ignored SIGINT on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert demo.stdout is not None
+        assert any("jobs after" in line for line in demo.stdout), "the worker's progress is shown"
+        family = psutil.Process(demo.pid).children(recursive=True)
+        assert family, "the worker is there"
+        demo.send_signal(signal.SIGINT)
+        rest, said = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.communicate()
+    assert demo.returncode == 130
+    assert said == "CommandError: interrupted; another run starts afresh\n"
+    assert "What now?" not in rest
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert list(tmp_path.iterdir()) == [], "nor does a log stay behind"
+    assert manage("demo", *FEW).returncode == 0, "what was left over does not disturb the next run"
+
+
 def test_too_few_orders_are_refused(manage: Manage) -> None:
     done = manage("demo", "--orders", "2")
     assert done.returncode == 1
@@ -125,14 +157,16 @@ def test_an_account_names_missing_and_unexpected_jobs_and_failed_checks() -> Non
     account = Account(
         jobs={receipt: (9, None), failed: (1, "IntegrityError: twice")},
         expected_jobs=Counter({receipt: 10}),
-        checks=[Check("receipts", 10, 9), Check("orders", 10, 10)],
+        checks=[Check("receipts", 10, 9), Check("orders", 10, 10), Check("in time", True, False)],
     )
     assert account.differences == [
         "send_receipt, completed after 1: 10 expected, 9 found",
         "send_receipt, failed after 3: 0 expected, 1 found",
         "receipts: 10 expected, 9 found",
+        "in time: yes expected, no found",
     ]
-    assert sum(line.endswith("!!") for line in account.table()) == 3
+    assert sum(line.endswith("!!") for line in account.table()) == 4
+    assert max(map(len, account.table())) <= 79
     assert "not expected" in "\n".join(account.table())
     assert account.errors() == ["  send_receipt: IntegrityError: twice"]
 

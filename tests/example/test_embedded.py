@@ -32,7 +32,7 @@ sys.stdin.read()
 def server(tmp_path: Path) -> Iterator[Server]:
     # pytest's folders are closed to other users, and for root the server runs as nobody.
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == Path.home().owner() and folder.name.startswith(("pytest-", "test_")):
+        if folder.owner() == Path.home().owner() and folder.name.startswith(("pytest-", "popen-", "test_")):
             folder.chmod(0o755)
     server = server_for(tmp_path / "server", durable=False)
     yield server

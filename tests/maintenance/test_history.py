@@ -166,6 +166,23 @@ def test_the_oldest_history_goes_when_the_ring_is_full_of_rows(world: World, con
     assert world.one("SELECT count(*) FROM awa.terminal_jobs") == 15
 
 
+def test_an_overflow_that_cannot_be_helped_costs_no_history(world: World, context: Context) -> None:
+    """The slot in the way is held by a job that runs on; emptying others would not let the ring turn."""
+    (long,) = world.running(job())
+    for _ in range(15):
+        finished_job(world)
+        world.within(rings.rotate_queue_ring)
+    finished_job(world)
+    keeper = ring(retention=DAY, max_rows=15)
+    for _ in range(3):
+        tend(context, keeper)
+        keeper.clock.now += 60  # type: ignore[attr-defined]
+    assert slots_in_use(world) == list(range(16))
+    world.end([long])
+    tend(context, keeper)
+    assert slots_in_use(world) == list(range(1, 16))
+
+
 def test_history_of_slots_behind_a_blocked_one_goes_all_the_same(world: World, context: Context) -> None:
     (long,) = world.running(job())
     world.within(rings.rotate_queue_ring)

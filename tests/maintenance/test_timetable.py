@@ -19,7 +19,7 @@ from awa_django.planes.queue_storage.rings import Look, Ring
 from tests.planes.world import World, job
 
 EMPTY = Ring(0, (0,) * 16)
-NOTHING = Look(datetime(2026, 1, 1, tzinfo=UTC), None, EMPTY, EMPTY, EMPTY, False, False)
+NOTHING = Look(datetime(2026, 1, 1, tzinfo=UTC), None, EMPTY, EMPTY, EMPTY, False)
 
 
 def seconds(value: float) -> timedelta:

@@ -77,7 +77,7 @@ def without_places(row: dict[str, Any]) -> dict[str, Any]:
 
 def claimed(connection: psycopg.Connection[Any], deadline: timedelta) -> list[Attempt]:
     with connection.transaction(), psycopg.Cursor(connection) as cursor:
-        return QueueStoragePlane().claim(cursor, "out", 100, deadline=deadline, aging=timedelta(0))
+        return QueueStoragePlane().claim(cursor, "out", 100, deadline=deadline, aging=timedelta(0)).attempts
 
 
 @pytest.mark.parametrize(("vector", "deadline"), [("zero-deadline", 0), ("deadline", 300)])

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ import pytest
 
 from awa_django.conf import QueueConfig, RateLimit
 from awa_django.jobs import Attempt
-from awa_django.planes.base import Plane
+from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.worker.dispatcher import Dispatcher, TokenBucket
 from awa_django.worker.executor import ThreadPool
 from awa_django.worker.flights import Flight
@@ -68,19 +68,7 @@ def test_a_burst_that_is_not_given_is_one_second_of_the_rate(rate: float, burst:
 # The dispatcher by itself -------------------------------------------------------------------------------
 
 
-class Session:
-    """Stands in for a connection: the fake plane sends nothing."""
-
-    closed = broken = False
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-class FakePlane:
+class FakePlane(QueueStoragePlane):
     """Hands out what a test puts in, or raises it."""
 
     def __init__(self) -> None:
@@ -88,32 +76,19 @@ class FakePlane:
         self.asked: list[int] = []
         self.called = threading.Event()
 
-
-class DispatcherOfFakes(Dispatcher):
-    """A dispatcher whose claims come from a :class:`FakePlane`."""
-
-    fakes: FakePlane
-
-    def run(self) -> None:
-        self.alive = True
-        while not self.stopping.is_set():
-            pause = self._drain(cast("psycopg.Connection[Any]", Session()))
-            self._wake.wait(pause)
-            self._wake.clear()
-
-    def _claimed_attempts(self, connection: Any, limit: int) -> list[Attempt]:
-        self.fakes.asked.append(limit)
-        answer = self.fakes.answers.pop(0) if self.fakes.answers else []
-        self.fakes.called.set()
+    def claim(self, cursor: Any, queue: str, limit: int, **options: Any) -> list[Attempt]:
+        self.asked.append(limit)
+        answer = self.answers.pop(0) if self.answers else []
+        self.called.set()
         if isinstance(answer, Exception):
             raise answer
         return answer[:limit]
 
-    def _advance(self, connection: Any) -> None:
+    def advance(self, cursor: Any, attempts: Sequence[Attempt]) -> None:
         pass
 
-    def _pause_after_nothing(self, connection: Any) -> float:
-        return self._poll_seconds()
+    def has_backlog(self, cursor: Any, queue: str) -> bool:
+        return False
 
 
 def _attempt(number: int) -> Attempt:
@@ -126,56 +101,63 @@ class _Numbered:
         self.run_lease = 1
 
 
-@contextmanager
-def dispatching(config: QueueConfig, fakes: FakePlane) -> Iterator[tuple[DispatcherOfFakes, list[Flight]]]:
-    """A running dispatcher, and the flights that it has started."""
-    started: list[Flight] = []
-    dispatcher = DispatcherOfFakes(
-        config,
-        plane=cast("Plane", fakes),
-        connect=cast("Callable[[], psycopg.Connection[Any]]", Session),
-        start_flights=started.extend,
-        poll_seconds=lambda: 0.05,
-        held_back=lambda: False,
-        nudge=lambda: None,
-    )
-    dispatcher.fakes = fakes
-    dispatcher.start()
-    try:
-        yield dispatcher, started
-    finally:
+Dispatching = Callable[[QueueConfig, FakePlane], tuple[Dispatcher, list[Flight]]]
+
+
+@pytest.fixture
+def dispatching(awa_database: str) -> Iterator[Dispatching]:
+    """A function that starts a dispatcher; it returns that and the list of flights that it starts."""
+    running: list[Dispatcher] = []
+
+    def start(config: QueueConfig, plane: FakePlane) -> tuple[Dispatcher, list[Flight]]:
+        started: list[Flight] = []
+        dispatcher = Dispatcher(
+            config,
+            plane=plane,
+            connect=lambda: psycopg.connect(awa_database, autocommit=True),
+            start_flights=started.extend,
+            poll_seconds=lambda: 0.05,
+            held_back=lambda: False,
+            nudge=lambda: None,
+        )
+        dispatcher.start()
+        running.append(dispatcher)
+        return dispatcher, started
+
+    yield start
+    for dispatcher in running:
         dispatcher.stop()
         assert dispatcher.join(5)
 
 
-def test_permits_of_a_claim_that_failed_are_free_again() -> None:
+def test_permits_of_a_claim_that_failed_are_free_again(dispatching: Dispatching) -> None:
     fakes = FakePlane()
     fakes.answers = [psycopg.OperationalError("the server went away"), [_attempt(n) for n in range(10)]]
     config = QueueConfig("q", max_workers=4, rate_limit=RateLimit(0.001, 4))
-    with dispatching(config, fakes) as (dispatcher, started):
-        wait_until(lambda: len(started) == 4, seconds=5)
-        assert fakes.asked[:2] == [4, 4], "the tokens came back, too"
-        assert dispatcher.in_flight == 4
+    dispatcher, started = dispatching(config, fakes)
+    wait_until(lambda: len(started) == 4, seconds=5)
+    assert fakes.asked[:2] == [4, 4], "the tokens came back, too"
+    assert dispatcher.in_flight == 4
 
 
-def test_permits_of_jobs_that_were_not_found_are_free_again() -> None:
+def test_permits_of_jobs_that_were_not_found_are_free_again(dispatching: Dispatching) -> None:
     fakes = FakePlane()
     fakes.answers = [[_attempt(1)]]
-    with dispatching(QueueConfig("q", max_workers=4), fakes) as (dispatcher, started):
-        wait_until(lambda: len(fakes.asked) >= 3, seconds=5)
-        assert fakes.asked[:3] == [4, 3, 3]
-        assert len(started) == dispatcher.in_flight == 1
-        dispatcher.release()
-        assert dispatcher.in_flight == 0
+    dispatcher, started = dispatching(QueueConfig("q", max_workers=4), fakes)
+    wait_until(lambda: len(fakes.asked) >= 3, seconds=5)
+    assert fakes.asked[:3] == [4, 3, 3]
+    assert len(started) == dispatcher.in_flight == 1
+    dispatcher.release()
+    assert dispatcher.in_flight == 0
 
 
-def test_a_queue_without_slots_claims_nothing() -> None:
+def test_a_queue_without_slots_claims_nothing(dispatching: Dispatching) -> None:
     fakes = FakePlane()
     fakes.answers = [[_attempt(1)]]
-    with dispatching(QueueConfig("q", max_workers=0), fakes) as (dispatcher, started):
-        dispatcher.wake()
-        assert not fakes.called.wait(0.3)
-        assert started == []
+    dispatcher, started = dispatching(QueueConfig("q", max_workers=0), fakes)
+    dispatcher.wake()
+    assert not fakes.called.wait(0.3)
+    assert started == []
 
 
 # The threads --------------------------------------------------------------------------------------------
@@ -359,6 +341,14 @@ def test_a_paused_queue_is_left_alone_until_it_is_resumed(awa_database: str) -> 
             wait_until(lambda: runs(connection).get(paused), seconds=3)
 
 
+#: Claiming sessions that have had nothing to do for a while: the look around after a wake-up is over.
+RESTING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'awa_worker claim%%' AND state = 'idle'
+        AND state_change < clock_timestamp() - interval '0.3 seconds'
+"""
+
+
 @pytest.mark.worker
 def test_a_worker_whose_sessions_are_broken_off_goes_on(awa_database: str) -> None:
     with (
@@ -381,8 +371,7 @@ def test_a_worker_whose_sessions_are_broken_off_goes_on(awa_database: str) -> No
         assert terminate(connection, "awa_worker listen") == 1
         wait_until(lambda: "listener lost the database" in process.output(), seconds=5)
         wait_until(lambda: "awa_worker listen" in backends(connection), seconds=10)
-        with suppress(AssertionError):
-            wait_until(lambda: False, seconds=0.3)  # its first look around is over
+        wait_until(lambda: count(connection, RESTING) == 1)
         before = time.monotonic()
         job_id = insert(connection, "noop")
         wait_until(lambda: runs(connection).get(job_id), seconds=5)

@@ -176,6 +176,35 @@ def test_a_statement_in_progress_can_be_broken_off(leadership: Callable[..., Lea
     assert leader.join(PATIENCE)
 
 
+@pytest.mark.parametrize(
+    ("version", "leads"), [("0.6.9", False), ("0.6.9+awa-django.0.1.0", True), (None, True)]
+)
+def test_while_canonical_jobs_are_left_whoever_can_move_them_leads(
+    leadership: Callable[..., Leadership], world: World, version: str | None, leads: bool
+) -> None:
+    world.run(
+        "UPDATE awa.storage_transition_state SET state = 'mixed_transition', prepared_engine = 'queue_storage'"
+    )
+    world.run("INSERT INTO awa.scheduled_jobs (kind, queue, state) VALUES ('k', 'q', 'scheduled')")
+    if version is not None:
+        world.run(
+            """
+            INSERT INTO awa.runtime_instances (
+                instance_id, pid, version, started_at, snapshot_interval_ms, healthy, postgres_connected,
+                poll_loop_alive, heartbeat_alive, maintenance_alive, shutting_down, leader
+            ) VALUES (gen_random_uuid(), 1, %s, now(), 10000, true, true, true, true, true, false, false)
+            """,
+            version,
+        )
+    contender = leadership()
+    if leads:
+        assert contender.wait_until_leader(PATIENCE)
+    else:
+        assert not contender.wait_until_leader(0.8)
+        world.run("DELETE FROM awa.scheduled_jobs")
+        assert contender.wait_until_leader(PATIENCE)
+
+
 @pytest.mark.interop
 def test_a_real_awa_worker_and_ours_take_turns_leading(
     leadership: Callable[..., Leadership],

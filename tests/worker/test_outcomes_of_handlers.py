@@ -379,7 +379,10 @@ def test_a_retry_without_end_can_be_given_an_end(awa_database: str) -> None:
 
 
 def test_a_job_whose_code_is_not_there_yet_waits_for_it(awa_database: str) -> None:
-    deferred = "SELECT state::text, attempt, run_lease, extract(epoch FROM run_at - now()), payload -> 'metadata' FROM awa.deferred_jobs"
+    deferred = """
+        SELECT state::text, attempt, run_lease, extract(epoch FROM run_at - now()), payload -> 'metadata'
+        FROM awa.deferred_jobs
+    """
     with psycopg.connect(awa_database, autocommit=True) as connection:
         job_id = insert(connection, "noop", metadata='{"mine": 1}')
         known = [insert(connection, "note", {"order_id": n}) for n in range(20)]

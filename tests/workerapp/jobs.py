@@ -121,6 +121,17 @@ def spell(ctx: JobContext, seconds: float) -> None:
 
 
 @job
+def quitter(ctx: JobContext, seconds: float) -> None:
+    """Gives up for good when it is told to stop."""
+    note(ctx, "quitter")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if ctx.is_cancelled():
+            raise TerminalError("interrupted")
+        time.sleep(0.02)
+
+
+@job
 def slow_at_first(ctx: JobContext, seconds: float) -> None:
     """Waits in its first attempt, unless it is told to stop."""
     note(ctx, "slow_at_first")

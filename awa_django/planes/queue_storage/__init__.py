@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import assert_never
 
 from awa_django.jobs import Attempt, JobInsert, Landed, Landing, Taken
-from awa_django.planes.base import Beat, Cursor, Due, Guard, Leases, PastDeadline, Plane, Settlement, Stale
-from awa_django.planes.queue_storage.claim import advance, claim, has_backlog, moves_cursors
+from awa_django.planes.base import Beat, Claimed, Cursor, Due, Guard, Leases, PastDeadline, Plane, Settlement, Stale
+from awa_django.planes.queue_storage.claim import advance, claim, has_backlog, moves_cursors, refuse
 from awa_django.planes.queue_storage.heartbeat import heartbeat
 from awa_django.planes.queue_storage.place import place
 from awa_django.planes.queue_storage.promote import take_due
@@ -30,8 +30,11 @@ class QueueStoragePlane(Plane):
 
     def claim(
         self, cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta
-    ) -> list[Attempt]:
+    ) -> Claimed:
         return claim(cursor, queue, limit, deadline=deadline, aging=aging)
+
+    def refuse(self, cursor: Cursor, attempts: Sequence[Attempt]) -> None:
+        refuse(cursor, attempts)
 
     def advance(self, cursor: Cursor, attempts: Sequence[Attempt]) -> None:
         advance(cursor, attempts)

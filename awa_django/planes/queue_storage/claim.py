@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from awa_django.jobs import Attempt, claims
-from awa_django.planes.base import Cursor, Leases
+from awa_django.jobs import Attempt
+from awa_django.planes.base import Claimed, Cursor, Leases
 from awa_django.planes.queue_storage.arrays import ints
-from awa_django.planes.queue_storage.place import acquire, place, release
+from awa_django.planes.queue_storage.place import place
 from awa_django.planes.queue_storage.take import take_attempts
 from awa_django.sql import statement
-from awa_django.states import JobState
 from awa_django.transitions import duplicate_of, promote
 
-__all__ = ["advance", "claim", "has_backlog", "moves_cursors"]
+__all__ = ["advance", "claim", "has_backlog", "moves_cursors", "refuse"]
 
 
-def claim(cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta) -> list[Attempt]:
-    """Hand out at most ``limit`` jobs; the caller commits before it starts any of them.
+def claim(cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging: timedelta) -> Claimed:
+    """Hand out at most ``limit`` jobs in one statement; no handler may start before it has committed.
 
-    A job whose key the running state claims while a newer job holds it ends as a cancelled duplicate and is
-    not handed out (DEC-18), so that it cannot block its lane (H-08).
+    A job whose key the running state claims while a newer job holds it comes back as refused.
     """
     cursor.execute(
         statement("queue_storage/claim", "claim"),
@@ -32,32 +30,18 @@ def claim(cursor: Cursor, queue: str, limit: int, *, deadline: timedelta, aging:
             "aging": aging.total_seconds(),
         },
     )
-    attempts = [Attempt(*row) for row in cursor.fetchall()]
-    keyed = [attempt for attempt in attempts if attempt.unique_key is not None]
-    if not keyed:
-        return attempts
-    lost = _follow_unique_claims(cursor, keyed)
-    if not lost:
-        return attempts
-    refused = [attempt for attempt in keyed if attempt.job_id in lost]
-    taken = take_attempts(cursor, Leases(refused, ["cancelled"] * len(refused)))
+    rows = cursor.fetchall()
+    refused = [Attempt(*row[:-1]) for row in rows if row[-1]]
+    return Claimed([Attempt(*row[:-1]) for row in rows if not row[-1]], refused)
+
+
+def refuse(cursor: Cursor, attempts: Sequence[Attempt]) -> None:
+    """End refused attempts as cancelled duplicates (DEC-18), so that they cannot block their lane (H-08).
+
+    In a transaction after the claim's: an attempt that is lost in between is rescued, and ends the same way.
+    """
+    taken = take_attempts(cursor, Leases(attempts, ["cancelled"] * len(attempts)))
     place(cursor, [duplicate_of(promote(job)) for job in taken])
-    return [attempt for attempt in attempts if attempt.job_id not in lost]
-
-
-def _follow_unique_claims(cursor: Cursor, attempts: Sequence[Attempt]) -> set[int]:
-    """Move unique claims from available to running; returns the jobs whose key another job holds."""
-
-    def holds(attempt: Attempt, state: JobState) -> bool:
-        return claims(attempt.unique_key, attempt.unique_states, state)
-
-    moving = [
-        (attempt.unique_key, attempt.job_id, holds(attempt, JobState.RUNNING))
-        for attempt in attempts
-        if holds(attempt, JobState.AVAILABLE) != holds(attempt, JobState.RUNNING)
-    ]
-    release(cursor, [(key, job_id) for key, job_id, entering in moving if not entering])
-    return acquire(cursor, [(key, job_id) for key, job_id, entering in moving if entering])
 
 
 def advance(cursor: Cursor, attempts: Sequence[Attempt]) -> None:

@@ -121,7 +121,8 @@ def take_unanswered(cursor: Cursor, limit: int, *, passed_over: Collection[int] 
 
 
 def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> None:
-    cursor.execute(statement("queue_storage/rescue", name, slot=child), values)
+    slots = {} if child is None else {"slot": child}
+    cursor.execute(statement("queue_storage/rescue", name, **slots), values)
 
 
 def _receipts(cursor: Cursor, name: str, **values: Any) -> list[_Receipt]:

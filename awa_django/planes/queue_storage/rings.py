@@ -95,8 +95,7 @@ class Look:
     """What one cheap statement tells the leader.
 
     ``due_in`` is in seconds until the next deferred job of a queue that is not paused, negative when it is
-    overdue, None when there is none. ``canonical_rows`` says that the canonical tables are not empty,
-    ``operations`` that a bulk operation is unfinished.
+    overdue, None when there is none. ``operations`` says that a bulk operation is unfinished.
     """
 
     now: datetime
@@ -104,7 +103,6 @@ class Look:
     queue: Ring
     claim: Ring
     lease: Ring
-    canonical_rows: bool
     operations: bool
 
 
@@ -113,14 +111,13 @@ def look(cursor: Cursor) -> Look:
     cursor.execute(statement("queue_storage/look", "look"), {})
     row = cursor.fetchone()
     assert row is not None
-    now, due_in, queue, queue_sizes, claim, claim_sizes, lease, lease_sizes, canonical, operations = row
+    now, due_in, queue, queue_sizes, claim, claim_sizes, lease, lease_sizes, operations = row
     return Look(
         now=now,
         due_in=due_in,
         queue=Ring(queue, tuple(queue_sizes)),
         claim=Ring(claim, tuple(claim_sizes)),
         lease=Ring(lease, tuple(lease_sizes)),
-        canonical_rows=canonical,
         operations=operations,
     )
 
@@ -150,7 +147,8 @@ class Prune(StrEnum):
 
 def _run(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> Any:
     """Run one statement of this subject on one child; returns its first row, or None."""
-    cursor.execute(statement("queue_storage/rings", name, slot=child), values)
+    slots = {} if child is None else {"slot": child}
+    cursor.execute(statement("queue_storage/rings", name, **slots), values)
     return cursor.fetchone() if cursor.description is not None else None
 
 

@@ -1,9 +1,35 @@
 -- Handing out jobs (contract: queue-storage/claim).
 
 -- name: claim
--- Jobs handed out by this call, in the order to run them. A payload with nothing in it is NULL, and costs nothing.
+-- Jobs handed out by this call, in the order to run them, with their unique keys following from available to running.
+-- A job that does not get a key that running ones hold is refused. A payload with nothing in it is NULL, and
+-- costs nothing.
 -- rows:  one for each job, at most limit
--- locks: the claim-head row of each lane it takes from, passing over those another claimer holds
+-- locks: the claim-head row of each lane it takes from, passing over those another claimer holds; unique-claim rows
+WITH claimed AS MATERIALIZED (
+    SELECT *
+    FROM awa.claim_ready_runtime(
+        %(queue)s::text, %(limit)s::bigint, %(deadline)s::double precision, %(aging)s::double precision
+    ) WITH ORDINALITY
+),
+released AS (
+    DELETE FROM awa.job_unique_claims AS claim
+    USING claimed
+    WHERE claim.unique_key = claimed.unique_key
+        AND claim.job_id = claimed.job_id
+        AND substr(claimed.unique_states, 2, 2) = '10'
+),
+acquired AS (
+    INSERT INTO awa.job_unique_claims AS claim (unique_key, job_id)
+    SELECT DISTINCT ON (unique_key) unique_key, job_id
+    FROM claimed
+    WHERE unique_key IS NOT NULL AND substr(unique_states, 2, 2) = '01'
+    ORDER BY unique_key, ordinality
+    ON CONFLICT (unique_key) DO UPDATE
+    SET job_id = excluded.job_id
+    WHERE claim.job_id = excluded.job_id
+    RETURNING job_id
+)
 SELECT
     job_id, run_lease, kind, queue, args, attempt, max_attempts, priority, lane_priority,
     ready_slot, ready_generation, lane_seq, enqueue_shard, claim_slot, receipt_id,
@@ -12,10 +38,12 @@ SELECT
     CASE
         WHEN payload <> '{}' AND payload <> '{"tags": [], "errors": [], "metadata": {}, "progress": null}'
             THEN payload
-    END AS payload
-FROM awa.claim_ready_runtime(
-    %(queue)s::text, %(limit)s::bigint, %(deadline)s::double precision, %(aging)s::double precision
-);
+    END AS payload,
+    unique_key IS NOT NULL
+        AND substr(unique_states, 2, 2) = '01'
+        AND job_id NOT IN (SELECT job_id FROM acquired) AS refused
+FROM claimed
+ORDER BY ordinality;
 
 -- name: advance
 -- Move claim cursors past positions whose claim has committed. Idempotent; a cursor never moves back.

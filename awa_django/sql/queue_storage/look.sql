@@ -55,7 +55,6 @@ SELECT
         FROM generate_series(0, lease_ring.slot_count - 1) AS slot
         ORDER BY slot
     ) AS lease_bytes,
-    EXISTS (SELECT FROM awa.jobs_hot) OR EXISTS (SELECT FROM awa.scheduled_jobs) AS canonical_rows,
     EXISTS (
         SELECT FROM awa.batch_operations
         WHERE state IN ('pending', 'scanning', 'running', 'cancelling')

@@ -232,7 +232,11 @@ class Project:
                 said = done.stdout
             case ["make", *targets]:
                 subprocess.run(
-                    ["make", "--dry-run", *targets], cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE
+                    ["make", "--dry-run", *targets],
+                    cwd=ROOT,
+                    check=True,
+                    capture_output=True,
+                    timeout=PATIENCE,
                 )
                 return
             case ["pip", "install", *requirements]:

@@ -20,7 +20,19 @@ from awa_django.jobs import Attempt, JobInsert, JsonValue, Landed, Landing, Take
 from awa_django.states import JobState
 from awa_django.transitions import Transition
 
-__all__ = ["Beat", "Claimed", "Cursor", "Due", "Guard", "Leases", "PastDeadline", "Plane", "Settlement", "Stale", "send"]
+__all__ = [
+    "Beat",
+    "Claimed",
+    "Cursor",
+    "Due",
+    "Guard",
+    "Leases",
+    "PastDeadline",
+    "Plane",
+    "Settlement",
+    "Stale",
+    "send",
+]
 
 Cursor = psycopg.Cursor[Any]
 

@@ -47,6 +47,8 @@ class Worker:
         self.queues = queues
         self.runtime = Runtime(settings, queues)
         self.leader = Leadership(settings, QueueStoragePlane(), rescued=self._rescued) if lead else None
+        if self.leader is not None:
+            self.runtime.put_off = self.leader.expect
         kinds = {name: Descriptor(*kind.descriptor) for name, kind in registry.items()}
         self.reporter = Reporter(Instance(settings, queues, kinds), self._numbers)
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -123,6 +123,8 @@ class Runtime:
             connect=self._connecting("listen"),
         )
         self.claiming_stopped = threading.Event()
+        #: Told in how many seconds a job that ended here is due again, for a leader in this process.
+        self.put_off: Callable[[float], None] = lambda seconds: None
 
     def _connecting(self, purpose: str) -> Any:
         settings = self.settings
@@ -215,7 +217,9 @@ class Runtime:
 
     def _more_expected(self) -> bool:
         """Whether outcomes are about to come: handlers run, or claims still find jobs."""
-        return self.flights.executing > 0 or not all(item.empty.is_set() for item in self.dispatchers.values())
+        return self.flights.executing > 0 or not all(
+            item.empty.is_set() for item in self.dispatchers.values()
+        )
 
     def _held_back(self) -> bool:
         waiting = len(self._outcomes)
@@ -273,6 +277,8 @@ class Runtime:
             )
         for landed in settlement.landed:
             _log_landed(landed)
+            if landed.landing.state in (JobState.SCHEDULED, JobState.RETRYABLE):
+                self.put_off((landed.run_at - landed.landing.taken.taken_at).total_seconds())
         self.flights.forget(
             [
                 *((item.attempt.job_id, item.attempt.run_lease) for item in settlement.completed),

@@ -51,7 +51,9 @@ def main() -> None:
     for state in Job.objects.values_list("state", flat=True):
         states[str(state)] += 1
     assert states == {"completed": 103, "failed": 1}, states
-    print(f"Django {django.__version__} on Python {sys.version.split()[0]}: {sum(states.values())} jobs as expected")
+    print(
+        f"Django {django.__version__} on Python {sys.version.split()[0]}: {sum(states.values())} jobs as expected"
+    )
 
 
 main()

@@ -26,7 +26,9 @@ def interpreter(version: str) -> Path | None:
         candidates.append(Path(found))
     for path in candidates:
         try:
-            answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+            answer = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=20, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             continue  # a shim without its interpreter
         if re.match(rf"Python {re.escape(version)}\.", answer.stdout):
@@ -43,7 +45,15 @@ def environment(python: Path, release: str) -> Path:
     if not stamp.exists() or stamp.read_text() != digest:
         subprocess.run([python, "-m", "venv", "--clear", home], check=True)
         subprocess.run(
-            [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted],
+            [
+                home / "bin" / "python",
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *wanted,
+            ],
             check=True,
         )
         stamp.write_text(digest)

@@ -16,7 +16,11 @@ from awa_django.transitions import plan
 
 CASES = json.loads(
     (
-        Path(__file__).parent.parent / "contract" / "vectors" / "queue-storage" / "completion-eligibility.json"
+        Path(__file__).parent.parent
+        / "contract"
+        / "vectors"
+        / "queue-storage"
+        / "completion-eligibility.json"
     ).read_text()
 )["cases"]
 
@@ -35,7 +39,9 @@ def attempt(job: dict[str, Any]) -> Attempt:
 
 
 # A lease is not part of the job: an attempt that may have one is sent the other way by the worker that made it.
-@pytest.mark.parametrize("case", [case for case in CASES if "lease" not in case["job"]], ids=lambda case: case["case"])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "lease" not in case["job"]], ids=lambda case: case["case"]
+)
 def test_eligibility_is_that_of_the_contract(case: dict[str, Any]) -> None:
     assert is_compact(plan(attempt(case["job"]), Completed())) is case["compact"]
 

@@ -40,7 +40,9 @@ class World:
         self, queue: str = "q", limit: int = 100, *, deadline: timedelta = NO_DEADLINE
     ) -> list[Attempt]:
         attempts = self.within(
-            lambda cursor: self.plane.claim(cursor, queue, limit, deadline=deadline, aging=NO_DEADLINE).attempts
+            lambda cursor: (
+                self.plane.claim(cursor, queue, limit, deadline=deadline, aging=NO_DEADLINE).attempts
+            )
         )
         if attempts:
             self.within(lambda cursor: self.plane.advance(cursor, attempts))

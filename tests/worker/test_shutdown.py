@@ -152,12 +152,13 @@ def test_jobs_of_a_worker_that_was_killed_are_run_by_the_next_one(awa_database: 
     with connected(awa_database) as connection:
         insert_many(connection, "noop", 1000)
         insert_many(connection, "async_noop", 1000)
-        ids = [job_id for (job_id,) in connection.execute("SELECT id FROM awa.jobs")]
+        ids = [job_id for (job_id,) in connection.execute("SELECT job_id FROM awa.ready_entries")]
         with worker(awa_database) as victim:
             wait_until(lambda: count(connection, "SELECT count(*) FROM probe") > 300, what="jobs that ran")
             victim.kill()
-        assert states(connection).get("completed", 0) < 2000, "it was killed in the middle"
-        lost = open_attempts(connection)
+        left = states(connection)
+        assert left["completed"] < 2000, "it was killed in the middle"
+        lost = left.get("running", 0)
         with worker(awa_database) as process:
             wait_until(lambda: states(connection).get("completed") == 2000, seconds=40, what="2000 completed")
             assert process.stop() == 0
@@ -261,13 +262,13 @@ def test_only_the_queues_that_are_named_are_served_each_with_its_own_limit(awa_d
 @pytest.mark.parametrize(
     ("options", "settings", "fault"),
     [
-        (["--queue", "x" * 60], {}, "59 bytes"),
+        (["--queue", "x" * 60], {}, "60 bytes in UTF-8, at most 59"),
         (["--queue", "a", "--queue", "a:2"], {}, "--queue a is given twice"),
         (["--processes", "0"], {}, "a whole number of at least 1 is needed, not '0'"),
         (["--drain", "--maintenance-only"], {}, "--maintenance-only runs none"),
         (["--nonsense"], {}, "unrecognized arguments: --nonsense"),
         ([], {"HEARTBEAT": 3}, "did you mean 'HEARTBEAT_INTERVAL'?"),
-        ([], {"QUEUES": {"default": {"claimers": 2}}}, "AWA['QUEUES']['default']['claimers']"),
+        ([], {"QUEUES": {"default": {"claimer": 2}}}, "AWA['QUEUES']['default']['claimer']"),
     ],
 )
 def test_wrong_options_and_settings_end_with_code_2_and_say_what_is_wrong(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.db import OperationalError
 
 from awa_django import __version__
@@ -87,6 +87,13 @@ class Command(BaseCommand):
             action="store_true",
             help="run no jobs, only compete for leading the maintenance",
         )
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().check(*args, **kwargs)
+        except SystemCheckError as error:
+            error.returncode = Exit.USAGE
+            raise
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._log_to_stderr(options["verbosity"])

@@ -7,7 +7,18 @@ from datetime import timedelta
 from typing import assert_never
 
 from awa_django.jobs import Attempt, JobInsert, Landed, Landing, Taken
-from awa_django.planes.base import Beat, Claimed, Cursor, Due, Guard, Leases, PastDeadline, Plane, Settlement, Stale
+from awa_django.planes.base import (
+    Beat,
+    Claimed,
+    Cursor,
+    Due,
+    Guard,
+    Leases,
+    PastDeadline,
+    Plane,
+    Settlement,
+    Stale,
+)
 from awa_django.planes.queue_storage.claim import advance, claim, has_backlog, moves_cursors, refuse
 from awa_django.planes.queue_storage.heartbeat import heartbeat
 from awa_django.planes.queue_storage.place import place

@@ -227,7 +227,7 @@ def test_draining_ends_with_an_empty_queue_and_may_wait_for_retries(awa_database
     with connected(awa_database) as connection:
         now = insert(connection, "noop")
         retried = insert(connection, "flaky", {"failures": 1})
-        tomorrow = insert(connection, "noop", run_at="tomorrow")
+        tomorrow = insert(connection, "noop", run_at="tomorrow", state="scheduled")
         with worker(awa_database, "--drain") as process:
             assert process.wait(20) == 0
         assert job(connection, now)["state"] == "completed"
@@ -303,7 +303,7 @@ def test_children_that_cannot_reach_the_server_are_not_started_again(awa_databas
 def test_a_worker_for_maintenance_only_claims_nothing_but_leads(awa_database: str) -> None:
     with connected(awa_database) as connection, worker(awa_database, "--maintenance-only") as process:
         process.wait_started()
-        job_id = insert(connection, "noop", run_at="2020-01-01")
+        job_id = insert(connection, "noop", run_at="2020-01-01", state="scheduled")
         wait_until(
             lambda: (
                 connection.execute("SELECT state::text FROM awa.jobs WHERE id = %s", [job_id]).fetchone()

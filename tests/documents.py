@@ -194,9 +194,9 @@ class Project:
             check=False,
         )
 
-    def prepare(self) -> None:
-        """Make the tables of the models."""
-        for arguments in (("makemigrations", "shop"), ("migrate",)):
+    def prepare(self, *, migrate: bool) -> None:
+        """Write the migration of the models, and make their tables unless the page does."""
+        for arguments in (("makemigrations", "shop"), *([("migrate",)] if migrate else [])):
             done = self.manage(*arguments, "--verbosity", "0")
             assert done.returncode == 0, done.stdout + done.stderr
 

@@ -11,7 +11,11 @@ import os
 from typing import Any
 
 from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES as _DATABASES
 from tests.settings import INSTALLED_APPS as _APPS
+
+#: Handlers keep their connections from job to job, as a project that cares for speed has it.
+DATABASES = {"default": {**_DATABASES["default"], "CONN_MAX_AGE": 60}}
 
 INSTALLED_APPS = list(_APPS) if os.environ.get("AWA_TEST_WITHOUT_JOBS") else [*_APPS, "tests.workerapp"]
 

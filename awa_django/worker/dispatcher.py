@@ -193,6 +193,7 @@ class Dispatcher(Service):
         attempts: list[Attempt] = []
         try:
             attempts = self._claimed_attempts(connection, granted)
+            self.crashes = 0
         finally:
             if unused := granted - len(attempts):
                 with self._lock:

@@ -47,6 +47,8 @@ HAND_BACK_SECONDS = 1.0
 SERVICES_SECONDS = 2.0
 #: Between two looks at whether a draining worker is done.
 IDLE_LOOK_SECONDS = 0.1
+#: A draining worker gives up when claiming fails this often in a row for no reason of the database.
+MOST_CRASHES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,8 @@ class Runtime:
     def wait_idle(self, ahead: timedelta, stop: threading.Event) -> bool:
         """Wait until the served queues have nothing to claim, nothing runs here, and nothing is due within ``ahead``.
 
-        False if ``stop`` was set first.
+        False if ``stop`` was set first. Raises ``RuntimeError`` when claiming keeps failing for another reason than
+        the database: nothing would ever become empty.
         """
         while True:
             if self._wait_claimed_out(stop):
@@ -330,6 +333,9 @@ class Runtime:
     def _wait_claimed_out(self, stop: threading.Event) -> bool:
         """Wait until the last claims found nothing and every outcome is durable; False if ``stop`` was set."""
         while not stop.is_set():
+            for dispatcher in self.dispatchers.values():
+                if dispatcher.crashes >= MOST_CRASHES:
+                    raise RuntimeError(f"{dispatcher.name} cannot be drained: claiming failed {MOST_CRASHES} times")
             if self.drained(IDLE_LOOK_SECONDS) and all(
                 item.empty.wait(0) for item in self.dispatchers.values()
             ):

@@ -26,6 +26,8 @@ class Service(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = False
+        #: Deaths in a row that a lost database does not explain.
+        self.crashes = 0
         self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_running, name=f"awa-{name}", daemon=True)
 
@@ -62,6 +64,7 @@ class Service(ABC):
                 )
                 self.stopping.wait(pause)
             except Exception:
+                self.crashes += 1
                 was_alive, self.alive = self.alive, False
                 pause = FIRST_PAUSE if was_alive else min(pause * 2, LONGEST_PAUSE)
                 logger.exception("%s died, again in %.0f s", self.name, pause)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, transaction
@@ -118,6 +119,12 @@ def spell(ctx: JobContext, seconds: float) -> None:
     note(ctx, "start")
     time.sleep(seconds)
     note(ctx, "end")
+
+
+@job
+def echo(ctx: JobContext, **args: Any) -> None:
+    """Notes its arguments."""
+    note(ctx, json.dumps(args, sort_keys=True))
 
 
 @job

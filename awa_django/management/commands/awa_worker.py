@@ -107,6 +107,8 @@ class Command(BaseCommand):
             raise CommandError(
                 f"cannot reach the database: {str(error).strip()}", returncode=Exit.UNREACHABLE
             ) from error
+        except RuntimeError as error:
+            raise CommandError(str(error), returncode=Exit.ERROR) from error
         if threading.active_count() > 1:
             # Threads of handlers that ignore every signal must not hold the process up.
             sys.stdout.flush()

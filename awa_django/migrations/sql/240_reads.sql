@@ -91,6 +91,24 @@ WITH lane AS MATERIALIZED (
         ) AS cursor
     FROM awa.queue_claim_heads AS head
     WHERE head.seq_name IS NOT NULL
+),
+-- One range set for each lane and slot: asked row by row, the ledger would be read once for each job.
+emitted AS MATERIALIZED (
+    SELECT
+        ledger.ready_slot,
+        ledger.ready_generation,
+        ledger.queue,
+        ledger.priority,
+        ledger.enqueue_shard,
+        range_agg(span.positions) AS positions
+    FROM lane
+    JOIN awa.ready_claim_attempt_batches AS ledger
+        ON ledger.queue = lane.queue
+        AND ledger.priority = lane.priority
+        AND ledger.enqueue_shard = lane.enqueue_shard
+        AND ledger.next_lane_seq > lane.cursor
+    CROSS JOIN LATERAL unnest(ledger.lane_ranges) AS span (positions)
+    GROUP BY ledger.ready_slot, ledger.ready_generation, ledger.queue, ledger.priority, ledger.enqueue_shard
 )
 SELECT ready.*
 FROM lane
@@ -111,14 +129,13 @@ WHERE NOT EXISTS (
     )
   AND NOT EXISTS (
         SELECT 1
-        FROM awa.ready_claim_attempt_batches AS ledger
-        WHERE ledger.ready_slot = ready.ready_slot
-          AND ledger.ready_generation = ready.ready_generation
-          AND ledger.queue = ready.queue
-          AND ledger.priority = ready.priority
-          AND ledger.enqueue_shard = ready.enqueue_shard
-          AND ledger.next_lane_seq > lane.cursor
-          AND ledger.lane_ranges @> ready.lane_seq
+        FROM emitted
+        WHERE emitted.ready_slot = ready.ready_slot
+          AND emitted.ready_generation = ready.ready_generation
+          AND emitted.queue = ready.queue
+          AND emitted.priority = ready.priority
+          AND emitted.enqueue_shard = ready.enqueue_shard
+          AND emitted.positions @> ready.lane_seq
     );
 
 -- Attempts whose receipt is open, whether or not they also have a lease row: claimed, and not closed by any

@@ -81,9 +81,9 @@ class Block:
         return found
 
 
-def blocks(page: Path) -> list[Block]:
-    """Every fenced block of a page, in order."""
-    text = page.read_text(encoding="utf-8")
+def blocks(page: Path, text: str | None = None) -> list[Block]:
+    """Every fenced block of a page, in order; ``text`` stands for what is in the file."""
+    text = page.read_text(encoding="utf-8") if text is None else text
     name = str(page.relative_to(ROOT))
     return [
         Block(
@@ -315,7 +315,8 @@ class _Script:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asdict(block)) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()

@@ -311,17 +311,10 @@ BEGIN
                 IF v_first IS NULL AND v_horizon IS NOT NULL THEN
                     v_first := v_horizon + 1;
                 ELSIF v_first IS NULL THEN
-                    -- All of this slot's share of the lane is spent, to its last row.
-                    SELECT max(ready.lane_seq) + 1
-                    INTO v_first
-                    FROM awa.ready_entries AS ready
-                    WHERE ready.ready_slot = v_slot
-                      AND ready.ready_generation = v_generation
-                      AND ready.queue = p_queue
-                      AND ready.priority = v_lane.priority
-                      AND ready.enqueue_shard = v_lane.enqueue_shard
-                      AND ready.lane_seq >= v_from;
-                    EXIT segments WHEN v_first IS NULL;
+                    -- All of this slot's share of the lane is spent, to its last row. Where that is, the evidence
+                    -- says: to look for the row would take another snapshot, and pass over jobs that were stored
+                    -- since the last one.
+                    v_first := upper(v_spent);
                     v_slot := NULL;
                 END IF;
                 v_from := v_first;

@@ -51,6 +51,26 @@ class AwaDjango(DjangoAdapter):
             "          FROM awa.queue_terminal_rollups)"
         )
 
+    def fill_finished(self, count: int) -> bool:
+        # The rings cannot be filled from outside: claim and complete the jobs, without running them.
+        from datetime import timedelta
+
+        import psycopg
+        from awa_django.db import connect
+        from awa_django.outcomes import Completed
+        from awa_django.planes.queue_storage import QueueStoragePlane
+        from awa_django.settle import settle
+        from awa_django.transitions import plan
+
+        plane, none = QueueStoragePlane(), timedelta(0)
+        for chunk in chunks(range(-count, 0), 10_000):
+            self.enqueue_bulk("noop", chunk)
+        with connect("default", application_name="fill") as connection, psycopg.Cursor(connection) as cursor:
+            while attempts := plane.claim(cursor, QUEUE, 2_000, deadline=none, aging=none).attempts:
+                settle(connection, plane, [plan(item, Completed(), left_state=False) for item in attempts])
+                plane.advance(cursor, attempts)
+        return True
+
     def workers(self) -> list[list[str]]:
         return [self.manage("awa-django", "awa_worker", *OPTIONS[mode()].split())]
 

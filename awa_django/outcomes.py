@@ -94,7 +94,11 @@ class Cancel(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WaitForCallback(Outcome):
-    """Park the attempt until somebody outside resolves this callback."""
+    """Park the attempt until somebody outside resolves this callback.
+
+    Handlers here cannot register a callback yet, so returning this fails the job, as it does in every client
+    when no callback was registered.
+    """
 
     token: Any
 

@@ -50,3 +50,9 @@ def assert_all_hold(url: str, *, mixed: bool = False, drained: bool = True, ids:
     """Every invariant of a database on which nobody works any more."""
     with psycopg.connect(url, autocommit=True) as connection:
         assert violated(connection, quiesced=True, drained=drained, mixed=mixed, ids=ids) == []
+
+
+def is_quiet(connection: psycopg.Connection[Any]) -> bool:
+    """Whether nobody holds an attempt (Q01, Q02); right also while others prune."""
+    queries = {query["id"]: query["sql"] for query in vectors.load("queue-storage/invariants")["queries"]}
+    return not any(connection.execute(queries[name]).fetchone() for name in ("Q01", "Q02"))

@@ -95,6 +95,8 @@ class Dispatcher(Service):
         )
         self._lock = threading.Lock()
         self._free = config.max_workers
+        #: Permits that the claim in progress holds for jobs it may not find.
+        self._claiming = 0
         #: The loop wants to hear of freed permits.
         self._starved = False
         self._wake = threading.Event()
@@ -110,7 +112,7 @@ class Dispatcher(Service):
     @property
     def in_flight(self) -> int:
         """Attempts of this queue whose handler has not returned."""
-        return self.config.max_workers - self._free
+        return self.config.max_workers - self._free - self._claiming
 
     def wake(self) -> None:
         """Look for jobs now."""
@@ -160,6 +162,8 @@ class Dispatcher(Service):
             self._starved = True
             wanted = min(self._free, most)
             if wanted <= 0:
+                if most == 0:
+                    self.empty.set()
                 return self._poll_seconds()
             if wanted < most and time.monotonic() - self._claimed_at < SHORT_SECONDS:
                 wanted = self._gather(wanted, most)
@@ -190,16 +194,18 @@ class Dispatcher(Service):
         """Claim at most as many jobs as permits were granted, and start them; permits left over are freed."""
         with self._lock:
             self._free -= granted
+            self._claiming = granted
         attempts: list[Attempt] = []
         try:
             attempts = self._claimed_attempts(connection, granted)
             self.crashes = 0
         finally:
-            if unused := granted - len(attempts):
-                with self._lock:
-                    self._free += unused
-                if self._bucket:
-                    self._bucket.give_back(unused)
+            unused = granted - len(attempts)
+            with self._lock:
+                self._free += unused
+                self._claiming = 0
+            if self._bucket:
+                self._bucket.give_back(unused)
         self._start_flights([Flight(attempt, self) for attempt in attempts])
         self._claimed_at = time.monotonic()
         self._unpassed = attempts

@@ -24,7 +24,16 @@ from django.db import close_old_connections, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from awa_django.errors import InvalidJob, TerminalError
-from awa_django.outcomes import Cancel, Completed, Failed, Outcome, RetryAfter, Snooze, Terminal
+from awa_django.outcomes import (
+    Cancel,
+    Completed,
+    Failed,
+    Outcome,
+    RetryAfter,
+    Snooze,
+    Terminal,
+    WaitForCallback,
+)
 from awa_django.registry import JobKind
 from awa_django.unreadable import Unreadable
 from awa_django.worker.context import JobContext
@@ -58,6 +67,8 @@ def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:
         return _SUCCESS
     if isinstance(result, RetryAfter | Snooze | Cancel):
         return result
+    if isinstance(result, WaitForCallback):
+        return Terminal("WaitForCallback returned without calling register_callback")
     if not kind.keep_result:
         logger.debug("%s returned a value that is not kept: %.200r", kind.kind, result)
         return _SUCCESS

@@ -23,7 +23,7 @@ from awa_django.worker.descriptors import Descriptor
 from awa_django.worker.exit_codes import Exit
 from awa_django.worker.instance import Instance, Numbers, Reporter, resolve_storage
 from awa_django.worker.leader import Leadership
-from awa_django.worker.runtime import Runtime, Stopped
+from awa_django.worker.runtime import Runtime, Stopped, session_opener
 
 __all__ = ["Worker"]
 
@@ -46,11 +46,22 @@ class Worker:
         self.settings = settings
         self.queues = queues
         self.runtime = Runtime(settings, queues)
-        self.leader = Leadership(settings, QueueStoragePlane(), rescued=self._rescued) if lead else None
+        self.leader = (
+            Leadership(
+                settings,
+                QueueStoragePlane(),
+                rescued=self._rescued,
+                connection=session_opener(settings, "lead"),
+            )
+            if lead
+            else None
+        )
         if self.leader is not None:
             self.runtime.put_off = self.leader.expect
         kinds = {name: Descriptor(*kind.descriptor) for name, kind in registry.items()}
-        self.reporter = Reporter(Instance(settings, queues, kinds), self._numbers)
+        self.reporter = Reporter(
+            Instance(settings, queues, kinds), self._numbers, connection=session_opener(settings, "report")
+        )
 
     def prepare(self) -> str:
         """Check schema and storage; a line that says what this worker works on.

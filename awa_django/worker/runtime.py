@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -51,6 +52,15 @@ IDLE_LOOK_SECONDS = 0.1
 MOST_CRASHES = 3
 
 
+def session_opener(settings: Settings, purpose: str) -> Callable[[], psycopg.Connection[Any]]:
+    """What opens a session of the worker for one purpose, which the server shows as its application name.
+
+    Without ``LISTEN`` there may be a pooler that hands out a session per transaction, so nothing is prepared.
+    """
+    name = f"awa_worker {purpose}".encode()[:63].decode("utf-8", "ignore")
+    return partial(connect, settings.database, application_name=name, prepare=settings.listen)
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """How a worker stopped: attempts handed back, and attempts left to rescue."""
@@ -87,7 +97,7 @@ class Runtime:
                 self._outcomes,
                 plane=self.plane,
                 flights=self.flights,
-                connect=self._connecting("settle"),
+                connect=session_opener(settings, "settle"),
                 batch_size=settings.settle_batch_size,
                 settled=self._settled,
                 more_expected=self._more_expected,
@@ -97,7 +107,7 @@ class Runtime:
         self.heartbeat = Heartbeat(
             self.flights,
             plane=self.plane,
-            connect=self._connecting("heartbeat"),
+            connect=session_opener(settings, "heartbeat"),
             interval=settings.heartbeat_interval.total_seconds(),
         )
         self.executor = Executor(
@@ -111,7 +121,7 @@ class Runtime:
             queue.name: Dispatcher(
                 queue,
                 plane=self.plane,
-                connect=self._connecting(f"claim {queue.name}"),
+                connect=session_opener(settings, f"claim {queue.name}"),
                 start_flights=self._start_flights,
                 poll_seconds=self._poll_seconds,
                 held_back=self._held_back,
@@ -122,21 +132,11 @@ class Runtime:
         self.listener = Listener(
             {name: dispatcher.wake for name, dispatcher in self.dispatchers.items()},
             cancel=self.cancel,
-            connect=self._connecting("listen"),
+            connect=session_opener(settings, "listen"),
         )
         self.claiming_stopped = threading.Event()
         #: Told in how many seconds a job that ended here is due again, for a leader in this process.
         self.put_off: Callable[[float], None] = lambda seconds: None
-
-    def _connecting(self, purpose: str) -> Any:
-        settings = self.settings
-
-        def open_session() -> psycopg.Connection[Any]:
-            return connect(
-                settings.database, application_name=f"awa_worker {purpose}"[:63], prepare=settings.listen
-            )
-
-        return open_session
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -335,7 +335,9 @@ class Runtime:
         while not stop.is_set():
             for dispatcher in self.dispatchers.values():
                 if dispatcher.crashes >= MOST_CRASHES:
-                    raise RuntimeError(f"{dispatcher.name} cannot be drained: claiming failed {MOST_CRASHES} times")
+                    raise RuntimeError(
+                        f"{dispatcher.name} cannot be drained: claiming failed {MOST_CRASHES} times"
+                    )
             if self.drained(IDLE_LOOK_SECONDS) and all(
                 item.empty.wait(0) for item in self.dispatchers.values()
             ):

@@ -153,7 +153,7 @@ def test_both_at_once_run_every_job_once(awa_database: str) -> None:
             for _ in range(10):
                 insert_many(connection, "noop", JOBS // 10)
             wait_until(lambda: distinct(connection) == JOBS, what=f"{JOBS} jobs that ran")
-            wait_until(lambda: states(connection).get("running") is None, what="the last outcomes")
+            wait_until(lambda: invariants.is_quiet(connection), what="the last outcomes")
             stop(theirs)
             assert ours.stop() == 0
         assert set(runs(connection).values()) == {1}
@@ -180,9 +180,7 @@ def test_nothing_is_lost_when_one_side_is_killed(awa_database: str, victim: str)
                 theirs.kill()
             assert distinct(connection) < jobs, "it was killed in the middle"
             wait_until(lambda: distinct(connection) == jobs, what=f"{jobs} jobs that ran")
-            wait_until(
-                lambda: states(connection).get("running") is None, seconds=15, what="the last outcomes"
-            )
+            wait_until(lambda: invariants.is_quiet(connection), seconds=15, what="the last outcomes")
             stop(theirs)
             if victim != "ours":
                 assert ours.stop() == 0

@@ -19,6 +19,7 @@ from django.db import OperationalError
 
 from awa_django import __version__
 from awa_django.conf import QueueConfig, Settings, get_settings
+from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError, ConfigurationError
 from awa_django.queue_names import queue_name_fault
 from awa_django.worker.exit_codes import Exit
@@ -118,6 +119,8 @@ class Command(BaseCommand):
 
     def _run(self, options: dict[str, Any], signals: _Signals | None) -> int:
         settings = get_settings()
+        # Where routers send the queue's jobs, this worker looks for them.
+        settings = replace(settings, database=queue_alias())
         if options["drain_timeout"] is not None:
             settings = replace(settings, drain_timeout=timedelta(seconds=options["drain_timeout"]))
         queues = [] if options["maintenance_only"] else self._queues(settings, options)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import Any
 
+from awa_django.jobs import Attempt
 from awa_django.outcomes import Completed
 from awa_django.planes.base import Cursor, Leases, Settlement, send
 from awa_django.planes.queue_storage.arrays import ints
@@ -58,6 +60,9 @@ def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
         lock_attempts(cursor, [(item.attempt.job_id, item.attempt.run_lease) for item in transitions])
     completed: list[Transition] = []
     for group in groups:
+        _lock(cursor, group)
+    _forget_state(cursor, [item.attempt for item in compact if item.left_state])
+    for group in groups:
         missed, finalized_at = _complete(cursor, group)
         for item in group:
             (rest if item.attempt.receipt_id in missed else completed).append(item)
@@ -75,7 +80,39 @@ def _by_slots(transitions: Sequence[Transition]) -> list[list[Transition]]:
     groups: dict[tuple[int, int], list[Transition]] = {}
     for item in transitions:
         groups.setdefault((item.attempt.claim_slot, item.attempt.ready_slot), []).append(item)
-    return list(groups.values())
+    return [group for _, group in sorted(groups.items())]
+
+
+def _parameters(transitions: Sequence[Transition]) -> dict[str, Any]:
+    first = transitions[0].attempt
+    return {
+        "claim_slot": first.claim_slot,
+        "ready_slot": first.ready_slot,
+        "job_ids": ints([item.attempt.job_id for item in transitions]),
+        "run_leases": ints([item.attempt.run_lease for item in transitions]),
+    }
+
+
+def _lock(cursor: Cursor, transitions: Sequence[Transition]) -> None:
+    """Take the keys and the claim batches of one group; what is judged after it is judged for good."""
+    send(
+        cursor,
+        statement("queue_storage/settle", "lock_compact", claim=transitions[0].attempt.claim_slot),
+        {**_parameters(transitions), "batch_ids": ints({item.attempt.batch_id for item in transitions})},
+    )
+
+
+def _forget_state(cursor: Cursor, attempts: Sequence[Attempt]) -> None:
+    """Drop heartbeats and progress; a success keeps neither."""
+    if attempts:
+        send(
+            cursor,
+            statement("queue_storage/settle", "forget_state"),
+            {
+                "job_ids": ints(attempt.job_id for attempt in attempts),
+                "run_leases": ints(attempt.run_lease for attempt in attempts),
+            },
+        )
 
 
 def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[Collection[int], datetime]:
@@ -85,31 +122,10 @@ def _complete(cursor: Cursor, transitions: Sequence[Transition]) -> tuple[Collec
     """
     attempts = [item.attempt for item in transitions]
     first = attempts[0]
-    parameters = {
-        "claim_slot": first.claim_slot,
-        "ready_slot": first.ready_slot,
-        "job_ids": ints([attempt.job_id for attempt in attempts]),
-        "run_leases": ints([attempt.run_lease for attempt in attempts]),
-    }
-    send(
-        cursor,
-        statement("queue_storage/settle", "lock_compact", claim=first.claim_slot),
-        {**parameters, "batch_ids": ints({attempt.batch_id for attempt in attempts})},
-    )
-    touched = [item.attempt for item in transitions if item.left_state]
-    if touched:
-        send(
-            cursor,
-            statement("queue_storage/settle", "forget_state"),
-            {
-                "job_ids": ints(attempt.job_id for attempt in touched),
-                "run_leases": ints(attempt.run_lease for attempt in touched),
-            },
-        )
     cursor.execute(
         statement("queue_storage/settle", "complete_compact", claim=first.claim_slot, ready=first.ready_slot),
         {
-            **parameters,
+            **_parameters(transitions),
             "item_batch_ids": ints([attempt.batch_id for attempt in attempts]),
             "receipt_ids": ints([attempt.receipt_id for attempt in attempts]),
             "lane_seqs": ints([attempt.lane_seq for attempt in attempts]),

@@ -56,6 +56,7 @@ class AwaDjango(DjangoAdapter):
         from datetime import timedelta
 
         import psycopg
+
         from awa_django.db import connect
         from awa_django.outcomes import Completed
         from awa_django.planes.queue_storage import QueueStoragePlane

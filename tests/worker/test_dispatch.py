@@ -15,6 +15,7 @@ import pytest
 
 from awa_django.conf import QueueConfig, RateLimit
 from awa_django.jobs import Attempt
+from awa_django.planes.base import Claimed
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.worker.dispatcher import Dispatcher, TokenBucket
 from awa_django.worker.executor import ThreadPool
@@ -76,13 +77,13 @@ class FakePlane(QueueStoragePlane):
         self.asked: list[int] = []
         self.called = threading.Event()
 
-    def claim(self, cursor: Any, queue: str, limit: int, **options: Any) -> list[Attempt]:
+    def claim(self, cursor: Any, queue: str, limit: int, **options: Any) -> Claimed:
         self.asked.append(limit)
         answer = self.answers.pop(0) if self.answers else []
         self.called.set()
         if isinstance(answer, Exception):
             raise answer
-        return answer[:limit]
+        return Claimed(answer[:limit], [])
 
     def advance(self, cursor: Any, attempts: Sequence[Attempt]) -> None:
         pass

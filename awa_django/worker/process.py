@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -104,15 +103,17 @@ class Worker:
 
     def stop(self, hurry: threading.Event) -> Exit:
         """Drain within the grace time, hand the rest back, and end. ``hurry`` cuts the grace time short."""
+        self.runtime.claiming_stopped.set()
         self.reporter.report_now()
         stopped = self.runtime.stop(hurry)
-        services: list[Any] = [self.reporter, *([self.leader] if self.leader is not None else [])]
-        for service in services:
-            service.stop()
-        if self.leader is not None and hurry.is_set():
-            self.leader.cancel()
-        for service in services:
-            service.join(LEAVE_SECONDS)
+        if self.leader is not None:
+            self.leader.stop()
+            if hurry.is_set():
+                self.leader.cancel()
+            self.leader.join(LEAVE_SECONDS)
+        # Last, so that what it says is final.
+        self.reporter.stop()
+        self.reporter.join(LEAVE_SECONDS)
         return self._exit_code(stopped, hurried=hurry.is_set())
 
     @staticmethod

@@ -10,7 +10,7 @@ import psycopg
 from awa_django.planes.queue_storage import QueueStoragePlane
 from tests import invariants
 
-ROUNDS = 2500
+ROUNDS = 1500
 
 
 def test_a_claim_never_passes_over_a_job_that_is_just_being_stored(awa_database: str) -> None:

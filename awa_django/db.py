@@ -62,10 +62,14 @@ def plain_cursor(using: str) -> psycopg.Cursor[Any]:
     return psycopg.Cursor(cast("psycopg.Connection[Any]", connection.connection))
 
 
-def connect(using: str, *, application_name: str, prepare: bool = True) -> psycopg.Connection[Any]:
+def connect(
+    using: str, *, application_name: str, prepare: bool = True, repeatable: bool = False
+) -> psycopg.Connection[Any]:
     """Open a session of the worker's own, in autocommit, with the parameters of a Django alias.
 
     ``prepare`` off sends every statement unprepared, as a pooler that hands out a session per transaction needs.
+    ``repeatable`` says that a commit which a crash of the server undoes only makes us do the same again, as with claims
+    and heartbeats: such commits do not wait for the disk (ADR-015).
     """
     params = dict(postgres(using).get_connection_params())
     for own in ("cursor_factory", "context", "prepare_threshold"):
@@ -85,4 +89,6 @@ def connect(using: str, *, application_name: str, prepare: bool = True) -> psyco
         connection.execute("SET plan_cache_mode = force_generic_plan")
         # Estimates over many small partitions look dear enough to compile for, which takes 300 ms.
         connection.execute("SET jit = off")
+        if repeatable:
+            connection.execute("SET synchronous_commit = off")
     return connection

@@ -37,6 +37,8 @@ if DATABASE_URL == "embedded":
 
     DATABASE_URL = embedded.ensure_started()
 DATABASES = {"default": env.db_url_config(DATABASE_URL)}
+# Threads of the worker keep their connection from one job to the next.
+DATABASES["default"].setdefault("CONN_MAX_AGE", 60)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # Everything that has a good default is left out. A worker without --queue serves these.

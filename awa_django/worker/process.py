@@ -59,7 +59,9 @@ class Worker:
             self.runtime.put_off = self.leader.expect
         kinds = {name: Descriptor(*kind.descriptor) for name, kind in registry.items()}
         self.reporter = Reporter(
-            Instance(settings, queues, kinds), self._numbers, connection=session_opener(settings, "report")
+            Instance(settings, queues, kinds),
+            self._numbers,
+            connection=session_opener(settings, "report", repeatable=True),
         )
 
     def prepare(self) -> str:

@@ -52,13 +52,18 @@ IDLE_LOOK_SECONDS = 0.1
 MOST_CRASHES = 3
 
 
-def session_opener(settings: Settings, purpose: str) -> Callable[[], psycopg.Connection[Any]]:
+def session_opener(
+    settings: Settings, purpose: str, *, repeatable: bool = False
+) -> Callable[[], psycopg.Connection[Any]]:
     """What opens a session of the worker for one purpose, which the server shows as its application name.
 
     Without ``LISTEN`` there may be a pooler that hands out a session per transaction, so nothing is prepared.
+    ``repeatable`` as in :func:`~awa_django.db.connect`.
     """
     name = f"awa_worker {purpose}".encode()[:63].decode("utf-8", "ignore")
-    return partial(connect, settings.database, application_name=name, prepare=settings.listen)
+    return partial(
+        connect, settings.database, application_name=name, prepare=settings.listen, repeatable=repeatable
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Runtime:
         self.heartbeat = Heartbeat(
             self.flights,
             plane=self.plane,
-            connect=session_opener(settings, "heartbeat"),
+            connect=session_opener(settings, "heartbeat", repeatable=True),
             interval=settings.heartbeat_interval.total_seconds(),
         )
         self.executor = Executor(
@@ -121,7 +126,7 @@ class Runtime:
             queue.name: Dispatcher(
                 queue,
                 plane=self.plane,
-                connect=session_opener(settings, f"claim {queue.name}"),
+                connect=session_opener(settings, f"claim {queue.name}", repeatable=True),
                 start_flights=self._start_flights,
                 poll_seconds=self._poll_seconds,
                 held_back=self._held_back,

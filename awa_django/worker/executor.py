@@ -286,7 +286,8 @@ class Executor:
             else:
                 kind, call = prepared
                 self._before_job()
-                outcome = outcome_of_result(kind, call())
+                # In a context of its own: what it sets, such as a language, is not there for the next job.
+                outcome = outcome_of_result(kind, copy_context().run(call))
         except BaseException as error:
             outcome = outcome_of_error(error)
         try:
@@ -315,6 +316,9 @@ class Executor:
 
     async def _run_async(self, flight: Flight, context: ThreadSensitiveContext) -> None:
         outcome: Outcome
+        if flight.done:  # handed back before its turn came
+            flight.dispatcher.release()
+            return
         flight.started = time.monotonic()
         try:
             prepared = self._prepare(flight)

@@ -156,19 +156,26 @@ class ThreadPool:
             self._grow()
 
     def _grow(self) -> None:
+        if self._start_thread():
+            return
+        self._waking = False
+        # A thread may have become idle, and work have come for it, while the flag kept others from waking it.
+        if self._pending and self._idle:
+            self._wake_one()
+
+    def _start_thread(self) -> bool:
         with self._growing:
             if len(self._threads) >= self.size or self._closed:
-                self._waking = False
-                return
+                return False
             number = len(self._threads) + 1
             thread = threading.Thread(target=self._work, name=f"awa-handler-{number}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # the system has no more threads; those there are do the work
-                self._waking = False
                 logger.warning("thread %d of %d could not be started: %s", number, self.size, error)
-                return
+                return False
             self._threads.append(thread)
+            return True
 
     def _work(self) -> None:
         pending, idle, run = self._pending, self._idle, self._run

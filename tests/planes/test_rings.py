@@ -445,7 +445,7 @@ def test_a_look_says_what_is_used_and_when_the_next_job_is_due(world: World) -> 
     assert world.within(rings.look).queue.sealed_in_use() == [0]
 
 
-@pytest.mark.parametrize("count", [1, 300, 5000])
+@pytest.mark.parametrize("count", [1, 300, 5000, 50_000])
 def test_the_rows_of_a_slot_are_estimated_within_a_tenth(world: World, count: int) -> None:
     world.enqueue(*[job(args={"n": number}) for number in range(count)])
     assert world.within(lambda cursor: rings.slot_rows(cursor, 0)) == pytest.approx(count, rel=0.1)

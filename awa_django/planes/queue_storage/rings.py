@@ -196,9 +196,9 @@ def newest_end(cursor: Cursor, slot: int) -> datetime | None:
 
 
 def slot_rows(cursor: Cursor, slot: int) -> int:
-    """About how many jobs a slot of the queue ring holds; reads sixteen pages of each of two children.
+    """About how many jobs a slot of the queue ring holds.
 
-    Exact up to sixteen pages, some hundreds of jobs; beyond that the pages are taken to be alike.
+    Exact up to 128 pages, some thousands of jobs; beyond that sixteen pages are read, and the others taken to be alike.
     """
     return int(_run(cursor, "queue_slot_rows", child=slot, slot=slot)[0])
 

@@ -87,7 +87,8 @@ SELECT least(
 );
 
 -- name: queue_slot_rows
--- About how many jobs a slot holds, from its first and last eight pages.
+-- About how many jobs a slot holds: exactly while it is small, else from its first eight pages and eight in the middle.
+-- The last pages may be empty: servers extend a table by many at once.
 -- rows:  one
 -- locks: none
 WITH sizes AS MATERIALIZED (
@@ -96,27 +97,34 @@ WITH sizes AS MATERIALIZED (
             / current_setting('block_size')::bigint AS ready,
         pg_relation_size(format('awa.done_entries_%%s', %(slot)s::integer)::regclass)
             / current_setting('block_size')::bigint AS done
-),
-samples AS MATERIALIZED (
-    SELECT
-        (SELECT count(*) FROM awa.ready_entries/*_slot*/ WHERE ctid < '(8,0)')
-        + (
-            SELECT count(*)
-            FROM awa.ready_entries/*_slot*/
-            WHERE ctid >= format('(%%s,0)', greatest((SELECT ready FROM sizes) - 8, 8))::tid
-        ) AS ready,
-        (SELECT count(*) FROM awa.done_entries/*_slot*/ WHERE ctid < '(8,0)')
-        + (
-            SELECT count(*)
-            FROM awa.done_entries/*_slot*/
-            WHERE ctid >= format('(%%s,0)', greatest((SELECT done FROM sizes) - 8, 8))::tid
-        ) AS done
 )
 SELECT greatest(
-    samples.ready * greatest(sizes.ready, 16) / 16,
-    samples.done * greatest(sizes.done, 16) / 16
+    CASE
+        WHEN sizes.ready <= 128 THEN (SELECT count(*) FROM awa.ready_entries/*_slot*/)
+        ELSE sizes.ready * (
+            (SELECT count(*) FROM awa.ready_entries/*_slot*/ WHERE ctid < '(8,0)')
+            + (
+                SELECT count(*)
+                FROM awa.ready_entries/*_slot*/
+                WHERE ctid >= format('(%%s,0)', sizes.ready / 2)::tid
+                    AND ctid < format('(%%s,0)', sizes.ready / 2 + 8)::tid
+            )
+        ) / 16
+    END,
+    CASE
+        WHEN sizes.done <= 128 THEN (SELECT count(*) FROM awa.done_entries/*_slot*/)
+        ELSE sizes.done * (
+            (SELECT count(*) FROM awa.done_entries/*_slot*/ WHERE ctid < '(8,0)')
+            + (
+                SELECT count(*)
+                FROM awa.done_entries/*_slot*/
+                WHERE ctid >= format('(%%s,0)', sizes.done / 2)::tid
+                    AND ctid < format('(%%s,0)', sizes.done / 2 + 8)::tid
+            )
+        ) / 16
+    END
 )
-FROM sizes, samples;
+FROM sizes;
 
 -- name: queue_slot_newest_end
 -- When the last job of a slot finished.

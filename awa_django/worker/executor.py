@@ -188,8 +188,8 @@ class ThreadPool:
                     flight = pending.popleft()
                 except IndexError:
                     idle.append(parked)
-                    # Work may have come between the two lines above; who takes us off the list wakes us.
-                    if pending:
+                    # Work or the end may have come between the lines above; who takes us off the list wakes us.
+                    if pending or self._closed:
                         try:
                             idle.remove(parked)
                             continue

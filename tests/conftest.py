@@ -24,6 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
         embedded.ensure_started(durable=False, database="postgres")
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if embedded.server_for(durable=False).dsn("postgres") == SERVER_URL:
+        embedded.release(durable=False)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):  # the last to leave, with xdist as without
         databases.drop_run(SERVER_URL)

@@ -41,14 +41,6 @@ class Event(StrEnum):
     RESCUED = "rescued"
 
 
-class Delay(StrEnum):
-    """Where the time until the next attempt comes from."""
-
-    NONE = "none"
-    GIVEN = "given"
-    BACKOFF = "backoff"
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Where one kind of outcome leads.
@@ -59,7 +51,6 @@ class Rule:
     state: JobState
     event: Event | None
     closes: str
-    delay: Delay = Delay.NONE
     keeps_progress: bool = True
     refunds_attempt: bool = False
     terminal: bool = False
@@ -69,20 +60,18 @@ class Rule:
 
 RULES: Mapping[type[Outcome], Rule] = {
     Completed: Rule(JobState.COMPLETED, Event.COMPLETED, "completed", keeps_progress=False),
-    RetryAfter: Rule(JobState.RETRYABLE, Event.RETRIED, "retryable", Delay.GIVEN),
-    Failed: Rule(JobState.RETRYABLE, Event.RETRIED, "retryable", Delay.BACKOFF),
+    RetryAfter: Rule(JobState.RETRYABLE, Event.RETRIED, "retryable"),
+    Failed: Rule(JobState.RETRYABLE, Event.RETRIED, "retryable"),
     Exhausted: Rule(
         JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Exhausted.dlq_reason
     ),
     Terminal: Rule(JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Terminal.dlq_reason),
     Cancel: Rule(JobState.CANCELLED, Event.CANCELLED, "cancelled"),
-    Rescued: Rule(JobState.RETRYABLE, Event.RESCUED, "rescued", Delay.BACKOFF),
-    DeadlineExceeded: Rule(JobState.RETRYABLE, Event.RESCUED, "deadline_expired", Delay.BACKOFF),
+    Rescued: Rule(JobState.RETRYABLE, Event.RESCUED, "rescued"),
+    DeadlineExceeded: Rule(JobState.RETRYABLE, Event.RESCUED, "deadline_expired"),
     # Silent: no event, no follow-up.
-    Snooze: Rule(JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False),
-    Postponed: Rule(
-        JobState.SCHEDULED, None, "scheduled", Delay.GIVEN, refunds_attempt=True, finalizes=False
-    ),
+    Snooze: Rule(JobState.SCHEDULED, None, "scheduled", refunds_attempt=True, finalizes=False),
+    Postponed: Rule(JobState.SCHEDULED, None, "scheduled", refunds_attempt=True, finalizes=False),
 }
 
 

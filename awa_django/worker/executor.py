@@ -285,7 +285,6 @@ class Executor:
         if flight.done:  # handed back before a thread was free for it
             flight.dispatcher.release()
             return
-        flight.started = time.monotonic()
         try:
             prepared = self._prepare(flight)
             if isinstance(prepared, Outcome):
@@ -326,7 +325,6 @@ class Executor:
         if flight.done:  # handed back before its turn came
             flight.dispatcher.release()
             return
-        flight.started = time.monotonic()
         try:
             prepared = self._prepare(flight)
             if isinstance(prepared, Outcome):

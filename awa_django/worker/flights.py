@@ -34,7 +34,6 @@ class Flight:
         "lost",
         "progress",
         "settling",
-        "started",
     )
 
     def __init__(self, attempt: Attempt, dispatcher: Dispatcher) -> None:
@@ -49,7 +48,6 @@ class Flight:
         self.left_state = False
         #: Its outcome is being written: heartbeats would wait for that transaction, or come after it.
         self.settling = False
-        self.started: float | None = None
         self.progress: JsonValue = None
         #: Counts changes of progress; ``flushed`` is the one that is stored.
         self.generation = 0

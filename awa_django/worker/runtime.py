@@ -81,14 +81,7 @@ class Runtime:
     must have been resolved before.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        queues: Sequence[QueueConfig],
-        *,
-        threads: int | None = None,
-        settlers: int = 1,
-    ) -> None:
+    def __init__(self, settings: Settings, queues: Sequence[QueueConfig]) -> None:
         self.settings = settings
         self.queues = {queue.name: queue for queue in queues}
         self.plane = QueueStoragePlane()
@@ -97,18 +90,15 @@ class Runtime:
         self._most_finalizing = max(4096, 4 * capacity)
         self._holding_back = False
         self._outcomes: deque[Transition] = deque()
-        self.settlers = [
-            Settler(
-                self._outcomes,
-                plane=self.plane,
-                flights=self.flights,
-                connect=session_opener(settings, "settle"),
-                batch_size=settings.settle_batch_size,
-                settled=self._settled,
-                more_expected=self._more_expected,
-            )
-            for _ in range(settlers)
-        ]
+        self.settler = Settler(
+            self._outcomes,
+            plane=self.plane,
+            flights=self.flights,
+            connect=session_opener(settings, "settle"),
+            batch_size=settings.settle_batch_size,
+            settled=self._settled,
+            more_expected=self._more_expected,
+        )
         self.heartbeat = Heartbeat(
             self.flights,
             plane=self.plane,
@@ -120,7 +110,7 @@ class Runtime:
             finish=self.finish,
             unknown=self._unknown_kind,
             flush=self.heartbeat.flush,
-            threads=capacity if threads is None else threads,
+            threads=capacity,
         )
         self.dispatchers = {
             queue.name: Dispatcher(
@@ -147,8 +137,7 @@ class Runtime:
 
     def start(self) -> None:
         """Start the services in the contract's order; listening begins before the first claim."""
-        for settler in self.settlers:
-            settler.start()
+        self.settler.start()
         if self.settings.listen:
             self.listener.start()
         self.heartbeat.start()
@@ -196,10 +185,9 @@ class Runtime:
 
     def _end_services(self) -> int:
         if not self.drained(HAND_BACK_SECONDS):
-            for settler in self.settlers:
-                settler.abandon.set()
+            self.settler.abandon.set()
         self.executor.close()
-        services = [*self.settlers, self.heartbeat, *([self.listener] if self.settings.listen else [])]
+        services = [self.settler, self.heartbeat, *([self.listener] if self.settings.listen else [])]
         for service in services:
             service.stop()
         until = time.monotonic() + SERVICES_SECONDS
@@ -271,8 +259,7 @@ class Runtime:
 
     def _put(self, flight: Flight, transition: Transition) -> None:
         self._outcomes.append(transition)
-        for settler in self.settlers:
-            settler.notify()
+        self.settler.notify()
 
     def _settled(self, settlement: Settlement) -> None:
         for item in settlement.stale:

@@ -36,7 +36,7 @@ Connect = Callable[[], psycopg.Connection[Any]]
 class Settler(Service):
     """Writes outcomes in batches and retries until they are durable or stale.
 
-    While a batch is being written the next one gathers. Several settlers may share one queue of outcomes.
+    While a batch is being written the next one gathers.
     """
 
     def __init__(

@@ -13,19 +13,19 @@ from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.transitions import duplicate_of
 
-__all__ = ["acquire", "place", "release"]
+__all__ = ["place"]
 
 Keys = Iterable[tuple[bytes | None, int]]
 
 
-def release(cursor: Cursor, keys: Keys) -> None:
+def _release(cursor: Cursor, keys: Keys) -> None:
     """Let go of unique keys that these jobs hold."""
     pairs = list(keys)
     if pairs:
         send(cursor, statement("queue_storage/place", "release_claims"), _claim_parameters(pairs))
 
 
-def acquire(cursor: Cursor, keys: Keys) -> set[int]:
+def _acquire(cursor: Cursor, keys: Keys) -> set[int]:
     """Take unique keys; returns the jobs that did not get theirs.
 
     Of several jobs that want one key here the first gets it. Waits for other transactions that take one.
@@ -73,7 +73,7 @@ def _follow_unique_claims(cursor: Cursor, landings: Sequence[Landing]) -> list[t
     if not keyed:
         return [(landing, False) for landing in landings]
     # A landing made a duplicate by the caller is an ordinary landing here.
-    release(
+    _release(
         cursor,
         (
             (item.taken.unique_key, item.taken.job_id)
@@ -82,7 +82,7 @@ def _follow_unique_claims(cursor: Cursor, landings: Sequence[Landing]) -> list[t
             and not (item.keeps_unique and item.taken.claims(item.state))
         ),
     )
-    lost = acquire(
+    lost = _acquire(
         cursor,
         (
             (item.taken.unique_key, item.taken.job_id)

@@ -1,4 +1,4 @@
-"""A small world for tests of the queue-storage plane: jobs enqueued, claimed and ended through the plane itself."""
+"""A small world for tests of a plane: jobs enqueued, claimed and ended through the plane itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from psycopg.rows import dict_row
 
 from awa_django.jobs import Attempt, JobInsert, Taken
 from awa_django.outcomes import Completed, Outcome
-from awa_django.planes.base import Beat, Cursor, Settlement
-from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.planes.base import Beat, Cursor, Plane, Settlement
 from awa_django.transitions import plan
+from tests.moves import make_canonical
 
 Answer = TypeVar("Answer")
 
@@ -26,7 +26,7 @@ class World:
     """One database and one session of it, in autocommit."""
 
     connection: psycopg.Connection[Any]
-    plane: QueueStoragePlane
+    plane: Plane
 
     def within(self, work: Callable[[Cursor], Answer]) -> Answer:
         """Do something in a transaction of its own."""
@@ -53,8 +53,10 @@ class World:
         self.enqueue(*jobs)
         return self.claim(jobs[0].queue, len(jobs), deadline=deadline)
 
-    def end(self, attempts: Sequence[Attempt], outcome: Outcome | None = None) -> Settlement:
-        transitions = [plan(attempt, outcome or Completed()) for attempt in attempts]
+    def end(
+        self, attempts: Sequence[Attempt], outcome: Outcome | None = None, *, progress: Any = None
+    ) -> Settlement:
+        transitions = [plan(attempt, outcome or Completed(), progress=progress) for attempt in attempts]
         return self.within(lambda cursor: self.plane.settle(cursor, transitions))
 
     def beat(self, attempt: Attempt, progress: Any = None) -> None:
@@ -96,7 +98,17 @@ class World:
         )
 
     def age(self, by: str = "10 minutes") -> None:
-        """Let every claim, heartbeat and deadline be this much older."""
+        """Let every claim, heartbeat, deadline and callback's time be this much older."""
+        self.run(
+            """
+            UPDATE awa.jobs_hot
+            SET heartbeat_at = heartbeat_at - %s::text::interval, deadline_at = deadline_at - %s::text::interval,
+                callback_timeout_at = callback_timeout_at - %s::text::interval
+            """,
+            by,
+            by,
+            by,
+        )
         for table in ("lease_claims", "lease_claim_batches"):
             self.run(f"UPDATE awa.{table} SET claimed_at = claimed_at - %s::text::interval", by)
         self.run("UPDATE awa.lease_claims SET deadline_at = deadline_at - %s::text::interval", by)
@@ -121,6 +133,11 @@ class World:
         """The first column of the only row."""
         (row,) = self.connection.execute(query, values or None).fetchall()
         return row[0]
+
+
+def use_canonical_tables(connection: psycopg.Connection[Any]) -> None:
+    """Have new jobs go to the canonical tables, as in an installation that a client has used before any worker."""
+    make_canonical(connection)
 
 
 def job(**fields: Any) -> JobInsert:

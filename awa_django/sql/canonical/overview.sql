@@ -1,0 +1,55 @@
+-- How many canonical jobs of each queue are where, in the columns of queue_storage/overview.
+
+-- name: counts
+-- Jobs by queue and state; unless the exact figures are asked for, what the leader counted last where there are many.
+-- rows:  one for each queue and state
+-- locks: none
+WITH size AS MATERIALIZED (
+    SELECT %(exact)s::boolean OR sum(reltuples) < 50000 AS countable
+    FROM pg_catalog.pg_class
+    WHERE oid IN ('awa.jobs_hot'::regclass, 'awa.scheduled_jobs'::regclass)
+)
+SELECT queue, state::text, count(*)
+FROM (
+    SELECT queue, state
+    FROM awa.jobs_hot
+    WHERE (SELECT countable FROM size)
+    UNION ALL
+    SELECT queue, state
+    FROM awa.scheduled_jobs
+    WHERE (SELECT countable FROM size)
+) AS job
+WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
+GROUP BY queue, state
+UNION ALL
+SELECT counted.queue, figure.label, figure.total
+FROM awa.queue_state_counts AS counted
+CROSS JOIN LATERAL (
+    VALUES
+        ('scheduled', counted.scheduled), ('available', counted.available), ('running', counted.running),
+        ('completed', counted.completed), ('retryable', counted.retryable), ('failed', counted.failed),
+        ('cancelled', counted.cancelled), ('waiting_external', counted.waiting_external)
+) AS figure (label, total)
+WHERE NOT (SELECT countable FROM size)
+    AND figure.total > 0
+    AND (%(queue)s::text IS NULL OR counted.queue = %(queue)s::text);
+
+-- name: last_hour
+-- Jobs that completed within the last hour, as far as they have not been cleaned up.
+-- rows:  one for each queue
+-- locks: none
+SELECT queue, count(*)
+FROM awa.jobs_hot
+WHERE state = 'completed'
+    AND finalized_at >= statement_timestamp() - interval '1 hour'
+    AND %(exact)s::boolean IS NOT NULL
+GROUP BY queue;
+
+-- name: lag
+-- Since when the longest waiting job of each queue has been due.
+-- rows:  one for each queue in which a job waits
+-- locks: none
+SELECT queue, extract(epoch FROM statement_timestamp() - min(run_at))::double precision
+FROM awa.jobs_hot
+WHERE state = 'available'
+GROUP BY queue;

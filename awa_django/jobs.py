@@ -11,16 +11,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from awa_django.states import JobState
 
-__all__ = ["Attempt", "Job", "JobInsert", "JsonValue", "Landed", "Landing", "Taken", "join_payload"]
+__all__ = [
+    "Attempt",
+    "Callback",
+    "Job",
+    "JobInsert",
+    "JsonValue",
+    "Landed",
+    "Landing",
+    "Taken",
+    "join_payload",
+]
 
 JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 #: Metadata under which our own marks and results are kept; readable by every client.
 RESULT_KEY = "_awa_django_result"
 UNKNOWN_KIND_KEY = "_awa_django_unknown_kind"
+#: Metadata under which a handler finds the payload that its callback was resumed with; every client's key.
+CALLBACK_RESULT_KEY = "_awa_callback_result"
+#: The place of an attempt that was claimed from the canonical tables, which have neither slots nor receipts.
+NO_RECEIPT = -1
 
 DEFAULT_PRIORITY = 2
 DEFAULT_MAX_ATTEMPTS = 25
@@ -77,10 +92,11 @@ def join_payload(
 
 
 class Attempt(NamedTuple):
-    """One execution as it was claimed; identified by ``(job_id, run_lease)``.
+    """One execution as it was claimed; identified by ``(job_id, run_lease)`` on the plane it was claimed from.
 
     ``priority`` is the effective, possibly aged one; ``lane_priority`` the job's own. ``batch_id`` and
-    ``batch_index`` are None for an attempt with a deadline, whose receipt is a row.
+    ``batch_index`` are None for an attempt with a deadline, whose receipt is a row. An attempt from the canonical
+    tables has ``NO_RECEIPT`` for its slots, generation, lane position and receipt.
     """
 
     job_id: int
@@ -112,6 +128,11 @@ class Attempt(NamedTuple):
     def is_last(self) -> bool:
         """Whether a failure of this attempt is final."""
         return self.attempt >= self.max_attempts
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the attempt was claimed from the canonical tables."""
+        return self.receipt_id == NO_RECEIPT
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -147,6 +168,17 @@ class Attempt(NamedTuple):
         )
 
 
+class Callback(NamedTuple):
+    """What an attempt waits for: the token, until when, and the expressions that judge the answer (CEL, or None)."""
+
+    id: UUID | None
+    timeout_at: datetime | None
+    filter: str | None = None
+    on_complete: str | None = None
+    on_fail: str | None = None
+    transform: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job as handlers, follow-ups and operators see it. A copy: changing it changes nothing stored."""
@@ -170,6 +202,9 @@ class Job:
     progress: JsonValue = None
     run_lease: int = 0
     unique_key: bytes | None = None
+    #: What an outside system answers with, while the job is to be or being waited for.
+    callback_id: UUID | None = None
+    callback_timeout_at: datetime | None = None
     #: True when an enqueue found this job already holding the unique key instead of storing a new one.
     duplicate: bool = False
 
@@ -179,7 +214,8 @@ class Taken:
     """A job lifted off its place, with all that any next place needs.
 
     ``lane_seq`` is None for a job that had no lane position (it was deferred). ``taken_at`` is the
-    database's clock, one value for all jobs taken together.
+    database's clock, one value for all jobs taken together. ``callback`` is None where nothing of a callback is stored.
+    ``canonical`` says which plane it was taken from: ids of the two planes overlap.
     """
 
     job_id: int
@@ -207,6 +243,13 @@ class Taken:
     lane_seq: int | None = None
     finalized_at: datetime | None = None
     stored_payload: Mapping[str, Any] | None = None
+    callback: Callback | None = None
+    canonical: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """What identifies the attempt that was taken."""
+        return self.job_id, self.run_lease
 
     def claims(self, state: JobState) -> bool:
         """Whether the job holds its unique key in this state."""
@@ -217,9 +260,10 @@ class Taken:
 class Landing:
     """Where a taken job goes, decided before any further SQL.
 
-    ``delay`` counts from ``taken.taken_at`` in seconds; None with ``state`` retryable means the database's
-    backoff. ``errors``, ``metadata`` and ``progress`` are complete, not additions. ``dlq_reason`` set
-    means the dead-letter table.
+    ``run_at`` is an instant; else ``delay`` counts from ``taken.taken_at`` in seconds; neither with ``state``
+    retryable means the database's backoff. What else should differ from the taken job (queue, priority,
+    ``attempted_at``) is changed in ``taken``. ``errors``, ``metadata`` and ``progress`` are complete, not additions.
+    ``dlq_reason`` set means the dead-letter table.
     """
 
     taken: Taken
@@ -229,6 +273,7 @@ class Landing:
     metadata: Mapping[str, Any]
     progress: JsonValue = None
     delay: float | None = None
+    run_at: datetime | None = None
     finalized_at: datetime | None = None
     dlq_reason: str | None = None
     keeps_unique: bool = True
@@ -242,19 +287,22 @@ class Landing:
 class Landed:
     """A transition that was written: what it was, and where the job is now.
 
-    ``duplicate`` says that the job lost its unique key to a newer one and ended cancelled instead.
+    ``duplicate`` says that the job lost its unique key to a newer one and ended cancelled instead. ``job_id`` is set
+    where the job went to the other plane and got a new id there.
     """
 
     landing: Landing
     run_at: datetime
     duplicate: bool = False
+    job_id: int | None = None
 
     @property
     def job(self) -> Job:
         """The job as the transition left it."""
         landing, taken = self.landing, self.landing.taken
+        waits = landing.state is JobState.WAITING_EXTERNAL and taken.callback is not None
         return Job(
-            id=taken.job_id,
+            id=taken.job_id if self.job_id is None else self.job_id,
             kind=taken.kind,
             queue=taken.queue,
             args=taken.args,
@@ -272,4 +320,6 @@ class Landed:
             progress=landing.progress,
             run_lease=taken.run_lease,
             unique_key=taken.unique_key,
+            callback_id=taken.callback.id if waits and taken.callback else None,
+            callback_timeout_at=taken.callback.timeout_at if waits and taken.callback else None,
         )

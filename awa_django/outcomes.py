@@ -15,11 +15,16 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 __all__ = [
+    "CallbackFailed",
+    "CallbackRetried",
     "Cancel",
     "Completed",
     "DeadlineExceeded",
     "Exhausted",
     "Failed",
+    "MissingCallback",
+    "OperatorCancel",
+    "OperatorRetry",
     "Outcome",
     "Postponed",
     "Rescued",
@@ -94,10 +99,10 @@ class Cancel(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WaitForCallback(Outcome):
-    """Park the attempt until somebody outside resolves this callback.
+    """Park the attempt until somebody outside resolves its callback; the slot is free meanwhile.
 
-    Handlers here cannot register a callback yet, so returning this fails the job, as it does in every client
-    when no callback was registered.
+    ``token`` is what ``register_callback`` returned. The attempt parks on whichever callback it registered last;
+    without any, the job fails for good.
     """
 
     token: Any
@@ -138,3 +143,37 @@ class DeadlineExceeded(Outcome):
     """The attempt outlived the deadline it was claimed with."""
 
     error: str = "hard deadline exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCallback(Outcome):
+    """The handler wants to wait and never registered anything to wait for."""
+
+    error: str = "WaitForCallback returned without calling register_callback"
+    dlq_reason: ClassVar[str] = "wait_for_callback_contract_violation"
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackFailed(Outcome):
+    """The outside system, or an expression over its answer, says that the job has failed. Never dead-lettered.
+
+    ``expression`` is the one that matched.
+    """
+
+    error: str
+    expression: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRetried(Outcome):
+    """The outside system asks for the job to run again from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCancel(Outcome):
+    """Somebody at the desk ends a job that has not finished. Silent, and without an error entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRetry(Outcome):
+    """Somebody at the desk has a finished, waiting or dead job run again, with all its attempts. Silent."""

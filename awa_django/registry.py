@@ -17,11 +17,13 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 
+from awa_django import followups
 from awa_django.encoding import Decoder, annotations_of, decoder, encode, members_decoder, names_fault
 from awa_django.enqueue import Enqueued, OnConflict, OnInvalid, store, store_many
 from awa_django.errors import ConfigurationError, InvalidJob
 from awa_django.jobs import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, Job, JobInsert, JsonValue
 from awa_django.partitions import ordering_key_bytes
+from awa_django.transitions import Event
 from awa_django.uniqueness import Unique
 from awa_django.validation import (
     checked_kind,
@@ -38,6 +40,7 @@ __all__ = ["BoundJob", "Descriptor", "JobKind", "JobOptions", "Registry", "deriv
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 #: A handler's ``ctx`` is recognised by this name, or by an annotation of this class.
 CONTEXT_NAME, CONTEXT_CLASS = "ctx", "JobContext"
@@ -292,6 +295,32 @@ class JobKind(BoundJob, Generic[P, R]):
         handler: Callable[..., Any] = self.handler
         return handler(context, **arguments) if self.takes_context else handler(**arguments)
 
+    # -- follow-ups: see awa_django.followups for what the decorated function gets and may do
+
+    def on_completed(self, make: Made) -> Made:
+        """Store what the function returns together with each success; also one by a callback."""
+        return followups.follow_up(self.kind, Event.COMPLETED)(make)
+
+    def on_retried(self, make: Made) -> Made:
+        """Store what the function returns whenever a failure, RetryAfter or a callback has a job run again."""
+        return followups.follow_up(self.kind, Event.RETRIED)(make)
+
+    def on_exhausted(self, make: Made) -> Made:
+        """Store what the function returns together with each final failure."""
+        return followups.follow_up(self.kind, Event.EXHAUSTED)(make)
+
+    def on_cancelled(self, make: Made) -> Made:
+        """Store what the function returns when a handler cancels its job."""
+        return followups.follow_up(self.kind, Event.CANCELLED)(make)
+
+    def on_waiting(self, make: Made) -> Made:
+        """Store what the function returns when a job begins to wait for its callback."""
+        return followups.follow_up(self.kind, Event.WAITING_FOR_CALLBACK)(make)
+
+    def on_rescued(self, make: Made) -> Made:
+        """Store what the function returns after an attempt was taken from a dead or late worker; best effort."""
+        return followups.follow_up(self.kind, Event.RESCUED)(make)
+
     def prepare(self) -> None:
         """Read the annotations now. Raises ``ConfigurationError`` for one that cannot be read."""
         if self.args_type is None:
@@ -443,7 +472,8 @@ class Registry(Mapping[str, JobKind[Any, Any]]):
         """Forget what is registered inside this block when it ends; for tests that declare jobs."""
         before = dict(self._kinds)
         try:
-            yield
+            with followups.isolated():
+                yield
         finally:
             self._kinds = before
 

@@ -11,24 +11,48 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from awa_django.jobs import Attempt, JsonValue, Landing, Taken
+from awa_django.jobs import CALLBACK_RESULT_KEY, Attempt, Job, JsonValue, Landed, Landing, Taken
 from awa_django.outcomes import (
+    CallbackFailed,
+    CallbackRetried,
     Cancel,
     Completed,
     DeadlineExceeded,
     Exhausted,
     Failed,
+    MissingCallback,
+    OperatorCancel,
+    OperatorRetry,
     Outcome,
     Postponed,
     Rescued,
     RetryAfter,
     Snooze,
     Terminal,
+    WaitForCallback,
 )
 from awa_django.states import JobState
 
-__all__ = ["RULES", "Event", "Rule", "Transition", "duplicate_of", "land", "land_one", "plan", "promote"]
+__all__ = [
+    "RULES",
+    "Event",
+    "Notice",
+    "Rule",
+    "Standing",
+    "Transition",
+    "duplicate_of",
+    "error_text",
+    "instead",
+    "land",
+    "land_one",
+    "missed_park",
+    "notice_of",
+    "plan",
+    "promote",
+    "success_notice",
+]
 
 
 class Event(StrEnum):
@@ -38,6 +62,7 @@ class Event(StrEnum):
     RETRIED = "retried"
     EXHAUSTED = "exhausted"
     CANCELLED = "cancelled"
+    WAITING_FOR_CALLBACK = "waiting_for_callback"
     RESCUED = "rescued"
 
 
@@ -45,7 +70,9 @@ class Event(StrEnum):
 class Rule:
     """Where one kind of outcome leads.
 
-    ``closes`` is the label on the receipt's closure. ``terminal`` marks the error entry as final.
+    ``closes`` is the label on the receipt's closure. ``terminal`` marks the error entry as final, and
+    ``canonical_terminal`` says whether that also goes for the canonical tables, which other clients mark less
+    often. ``resets_attempt`` gives the job all its attempts again.
     """
 
     state: JobState
@@ -53,9 +80,23 @@ class Rule:
     closes: str
     keeps_progress: bool = True
     refunds_attempt: bool = False
+    resets_attempt: bool = False
     terminal: bool = False
+    canonical_terminal: bool = False
     finalizes: bool = True
     dlq_reason: str | None = None
+
+
+def _final(dlq_reason: str) -> Rule:
+    """A failure that is known to be final when the handler ends."""
+    return Rule(
+        JobState.FAILED,
+        Event.EXHAUSTED,
+        "failed",
+        terminal=True,
+        canonical_terminal=True,
+        dlq_reason=dlq_reason,
+    )
 
 
 RULES: Mapping[type[Outcome], Rule] = {
@@ -65,11 +106,20 @@ RULES: Mapping[type[Outcome], Rule] = {
     Exhausted: Rule(
         JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Exhausted.dlq_reason
     ),
-    Terminal: Rule(JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True, dlq_reason=Terminal.dlq_reason),
+    Terminal: _final(Terminal.dlq_reason),
+    MissingCallback: _final(MissingCallback.dlq_reason),
     Cancel: Rule(JobState.CANCELLED, Event.CANCELLED, "cancelled"),
     Rescued: Rule(JobState.RETRYABLE, Event.RESCUED, "rescued"),
     DeadlineExceeded: Rule(JobState.RETRYABLE, Event.RESCUED, "deadline_expired"),
+    # The receipt stays open: the attempt goes on waiting under its lease.
+    WaitForCallback: Rule(JobState.WAITING_EXTERNAL, Event.WAITING_FOR_CALLBACK, "", finalizes=False),
+    CallbackFailed: Rule(JobState.FAILED, Event.EXHAUSTED, "failed", terminal=True),
+    CallbackRetried: Rule(
+        JobState.AVAILABLE, Event.RETRIED, "retryable", resets_attempt=True, finalizes=False
+    ),
     # Silent: no event, no follow-up.
+    OperatorCancel: Rule(JobState.CANCELLED, None, "cancelled"),
+    OperatorRetry: Rule(JobState.AVAILABLE, None, "rescue", resets_attempt=True, finalizes=False),
     Snooze: Rule(JobState.SCHEDULED, None, "scheduled", refunds_attempt=True, finalizes=False),
     Postponed: Rule(JobState.SCHEDULED, None, "scheduled", refunds_attempt=True, finalizes=False),
 }
@@ -79,8 +129,10 @@ class Transition(NamedTuple):
     """The end of one attempt, decided before any SQL runs.
 
     ``progress`` is the handler's last value, None when it never set one. ``metadata`` is merged into
-    the stored one. ``dead_letter`` sends a final failure to the dead-letter table. ``left_state`` says that
-    the worker may have written a heartbeat, progress or a lease for the attempt.
+    the stored one. ``dead_letters`` is the queue's policy for final failures. ``left_state`` says that
+    the worker may have written a heartbeat, progress or a lease for the attempt, ``has_lease`` that it may have become
+    a lease. ``notes`` are further errors to record; follow-ups of ``muted`` are not stored. ``duration`` is the
+    handler's, in seconds.
     """
 
     attempt: Attempt
@@ -88,8 +140,17 @@ class Transition(NamedTuple):
     rule: Rule
     progress: JsonValue = None
     metadata: Mapping[str, Any] | None = None
-    dead_letter: bool = False
+    dead_letters: bool = False
     left_state: bool = True
+    duration: float = 0.0
+    notes: tuple[str, ...] = ()
+    muted: Event | None = None
+    has_lease: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """What identifies the attempt."""
+        return self.attempt.job_id, self.attempt.run_lease
 
     @property
     def closes(self) -> str:
@@ -99,7 +160,7 @@ class Transition(NamedTuple):
     @property
     def dlq_reason(self) -> str | None:
         """Why the job goes to the dead-letter table, or None if it does not."""
-        return self.rule.dlq_reason if self.dead_letter else None
+        return self.rule.dlq_reason if self.dead_letters else None
 
 
 def plan(
@@ -111,6 +172,7 @@ def plan(
     dead_letters: bool = False,
     retry_after_exhausts: bool = False,
     left_state: bool = True,
+    duration: float = 0.0,
 ) -> Transition:
     """Decide where one attempt leads.
 
@@ -128,9 +190,15 @@ def plan(
         rule,
         progress,
         metadata,
-        dead_letters and rule.dlq_reason is not None,
+        dead_letters,
         left_state,
+        duration,
     )
+
+
+def error_text(outcome: Outcome) -> str:
+    """What the error entry of an outcome says; empty for one that records none."""
+    return _error_text(outcome) or ""
 
 
 def error_entry(text: str, attempt: int, at: datetime, *, terminal: bool) -> dict[str, Any]:
@@ -148,11 +216,25 @@ def error_entry(text: str, attempt: int, at: datetime, *, terminal: bool) -> dic
 
 def _error_text(outcome: Outcome) -> str | None:
     match outcome:
-        case Failed(error) | Exhausted(error) | Terminal(error) | Rescued(error) | DeadlineExceeded(error):
+        case (
+            Failed(error)
+            | Exhausted(error)
+            | Terminal(error)
+            | MissingCallback(error)
+            | CallbackFailed(error)
+            | Rescued(error)
+            | DeadlineExceeded(error)
+        ):
             return error
         case Cancel(reason):
             return f"cancelled: {reason}"
     return None
+
+
+def _attempt_after(taken: Taken, rule: Rule) -> int:
+    if rule.resets_attempt:
+        return 0
+    return max(taken.attempt - 1, 0) if rule.refunds_attempt else taken.attempt
 
 
 def land_one(
@@ -169,12 +251,16 @@ def land_one(
     text = _error_text(outcome)
     errors = taken.errors
     if text is not None:
-        errors = (*errors, error_entry(text, taken.attempt, taken.taken_at, terminal=rule.terminal))
+        final = rule.canonical_terminal if taken.canonical else rule.terminal
+        entry = error_entry(text, taken.attempt, taken.taken_at, terminal=final)
+        if isinstance(outcome, CallbackFailed) and outcome.expression is not None:
+            entry["expression"] = outcome.expression
+        errors = (*errors, entry)
     kept = (progress if progress is not None else taken.progress) if rule.keeps_progress else None
     return Landing(
         taken=taken,
         state=rule.state,
-        attempt=max(taken.attempt - 1, 0) if rule.refunds_attempt else taken.attempt,
+        attempt=_attempt_after(taken, rule),
         errors=errors,
         metadata={**taken.metadata, **metadata} if metadata else taken.metadata,
         progress=kept,
@@ -193,16 +279,18 @@ def land(taken: Sequence[Taken], transitions: Sequence[Transition]) -> list[Land
         if isinstance(item.outcome, Completed):
             # A success says what its claim said, which is nothing for a compact receipt.
             job = replace(job, attempted_at=item.attempt.attempted_at)
-        landings.append(
-            land_one(
-                job,
-                item.outcome,
-                rule=item.rule,
-                progress=item.progress,
-                metadata=item.metadata,
-                dlq_reason=item.dlq_reason,
-            )
+        landing = land_one(
+            job,
+            item.outcome,
+            rule=item.rule,
+            progress=item.progress,
+            metadata=item.metadata,
+            dlq_reason=item.dlq_reason,
         )
+        for note in item.notes:
+            entry = error_entry(note, job.attempt, job.taken_at, terminal=False)
+            landing = landing.replace(errors=(*landing.errors, entry))
+        landings.append(landing)
     return landings
 
 
@@ -220,6 +308,8 @@ def promote(taken: Taken) -> Landing:
 
 #: What a job says when a newer one holds its unique key.
 RESCUED_DUPLICATE = "rescued as duplicate: unique claim held by a newer job"
+#: The same of a job that was on its way to the other plane.
+RESCHEDULED_DUPLICATE = "rescheduled as duplicate: unique claim held by a newer job"
 
 
 def duplicate_of(landing: Landing, *, text: str = RESCUED_DUPLICATE) -> Landing:
@@ -228,13 +318,114 @@ def duplicate_of(landing: Landing, *, text: str = RESCUED_DUPLICATE) -> Landing:
     The holder keeps the key; this row keeps it only where no claim is needed for ``cancelled``.
     """
     taken = landing.taken
-    entry = error_entry(text, taken.attempt, taken.taken_at, terminal=True)
+    entry = error_entry(text, taken.attempt, taken.taken_at, terminal=not taken.canonical)
     return landing.replace(
         state=JobState.CANCELLED,
         attempt=taken.attempt,
         errors=(*landing.errors, entry),
         delay=None,
+        run_at=None,
         finalized_at=taken.taken_at,
         dlq_reason=None,
         keeps_unique=not taken.claims(JobState.CANCELLED),
     )
+
+
+class Notice(NamedTuple):
+    """What happened to a job, for follow-ups and listeners: the event, and the row that the transition wrote.
+
+    ``error`` and ``attempt`` are those of the attempt that ended, ``next_run_at`` is set for a retry, ``reason`` for a
+    cancellation and a rescue, ``duration`` (seconds) for a success of a handler. ``pair`` identifies the attempt, on
+    the plane it was claimed from.
+    """
+
+    event: Event
+    job: Job
+    attempt: int
+    pair: tuple[int, int]
+    error: str = ""
+    reason: str = ""
+    next_run_at: datetime | None = None
+    duration: float = 0.0
+
+
+def notice_of(
+    landed: Landed, outcome: Outcome, event: Event | None, *, reason: str = "", duration: float = 0.0
+) -> Notice | None:
+    """What there is to tell of a transition that was written; None for a silent one, and for a job that lost its key.
+
+    ``reason`` is that of a rescue. (contract: runtime/followups-events sections 1 and 3)
+    """
+    if event is None or landed.duplicate:
+        return None
+    taken, job = landed.landing.taken, landed.job
+    error = _error_text(outcome) or ""
+    if isinstance(outcome, CallbackRetried) and taken.errors:
+        error = str(taken.errors[-1].get("error") or "")
+    return Notice(
+        event,
+        job,
+        taken.attempt,
+        taken.pair,
+        error=error if event in (Event.RETRIED, Event.EXHAUSTED) else "",
+        reason=outcome.reason if isinstance(outcome, Cancel) else reason,
+        next_run_at=job.run_at if event is Event.RETRIED else None,
+        duration=duration,
+    )
+
+
+def success_notice(transition: Transition, finalized_at: datetime | None) -> Notice:
+    """What there is to tell of a success that was recorded without reading the job back (DEC-9)."""
+    attempt = transition.attempt
+    job = replace(
+        attempt.job,
+        state=JobState.COMPLETED,
+        priority=attempt.lane_priority,
+        metadata={**attempt.metadata, **(transition.metadata or {})},
+        progress=None,
+        deadline_at=None,
+        finalized_at=finalized_at,
+    )
+    return Notice(Event.COMPLETED, job, attempt.attempt, transition.pair, duration=transition.duration)
+
+
+class Standing(NamedTuple):
+    """Where a job is now, as its plane tells somebody who lost sight of it.
+
+    ``callback_id`` is the callback that its attempt has registered, in whatever state. ``resumed`` says that a payload
+    lies ready for the attempt, which may be JSON null: ``result``.
+    """
+
+    job_id: int
+    run_lease: int
+    state: JobState
+    callback_id: UUID | None = None
+    resumed: bool = False
+    result: JsonValue = None
+
+
+def missed_park(transition: Transition, standing: Standing | None) -> Transition | None:
+    """What becomes of an attempt that wanted to wait and could not be parked; None if somebody else decided.
+
+    ``standing`` is that of its job, read afterwards, None for a job that is gone. An answer that came before the
+    attempt waited is left for its next run, at once (DEC-6); an attempt that never registered anything fails
+    (DEC-7). (contract: runtime/outcomes, WaitForCallback)
+    """
+    attempt = transition.attempt
+    if standing is None or standing.state is not JobState.RUNNING or standing.run_lease != attempt.run_lease:
+        return None
+    if standing.callback_id is not None:
+        return None
+    if standing.resumed and (transition.has_lease or not attempt.is_canonical):
+        # A canonical row may carry the answer of an earlier attempt, whose handler left it there.
+        result = {CALLBACK_RESULT_KEY: standing.result}
+        return instead(transition, Postponed(0.0, result), metadata=result)
+    return instead(transition, MissingCallback())
+
+
+def instead(
+    transition: Transition, outcome: Outcome, *, metadata: Mapping[str, Any] | None = None
+) -> Transition:
+    """The end of the same attempt by another outcome."""
+    rule = RULES[type(outcome)]
+    return transition._replace(outcome=outcome, rule=rule, metadata=metadata, left_state=True)

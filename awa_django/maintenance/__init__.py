@@ -7,8 +7,8 @@ again; only the loss of the connection ends the round, because it ends the leade
 (contract: runtime/maintenance, queue-storage/maintenance)
 
 **An idle leader must be cheap.** Ten transactions a second, as four timers of their own would make, are too many.
-So duties come in two sorts. *Timed* ones run at their interval: rescue, cleanup, roll-up, sweeps. *Watchful* ones,
-promotion and the rings, are asked what they make of one look at the database (one statement, no
+So duties come in two sorts. *Timed* ones run at their interval: cleanup, roll-up, sweeps. *Watchful* ones,
+promotion, rescue and the rings, are asked what they make of one look at the database (one statement, no
 scan, about 1 ms), which is taken about once a second; their interval is only the least time between two runs.
 The look also says when the next deferred job is due, so the leader sleeps until that instant and promotes then,
 rather than at the next tick of a clock: as long as something is due or falls due within the second, promotion
@@ -31,6 +31,7 @@ from typing import Any
 
 import psycopg
 
+from awa_django import telemetry
 from awa_django.conf import Settings
 from awa_django.jobs import Landed
 from awa_django.planes.base import Plane
@@ -63,7 +64,6 @@ class Context:
 
     connection: psycopg.Connection[Any]
     settings: Settings
-    plane: Plane
     rescued: Callable[[str, Sequence[Landed]], None] = _tell_nobody
     stopping: Callable[[], bool] = lambda: False
 
@@ -173,7 +173,7 @@ class Timetable:
             _Line(
                 duty,
                 Governor(duty.interval.total_seconds()),
-                now if duty.at_once or duty.when is not None else now + duty.interval.total_seconds(),
+                now if duty.at_once else now + duty.interval.total_seconds(),
             )
             for duty in self.duties
         ]
@@ -253,6 +253,7 @@ class Timetable:
             skipped = line.governor.record(ended - began)
             line.not_before += skipped * interval
             if line.governor.delayed and not was_delayed:
+                telemetry.current().overran(duty.name)
                 logger.warning(
                     "%s took %.2f s and is due every %g s; skipping ticks until it is faster again",
                     duty.name, ended - began, interval,
@@ -264,7 +265,8 @@ class Timetable:
         """Run a duty; a deadlock's victim tries again, any other error is logged and left to the next time."""
         for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
             try:
-                return bool(duty.run(context))
+                with telemetry.current().duty(duty.name):
+                    return bool(duty.run(context))
             except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
                 if attempt == DEADLOCK_ATTEMPTS:
                     logger.exception("%s met a deadlock %d times in a row", duty.name, attempt)
@@ -282,16 +284,22 @@ def _is_lost(context: Context) -> bool:
     return context.connection.closed or context.connection.broken
 
 
-def timetable(settings: Settings, *, extra: Sequence[Duty] = ()) -> Timetable:
-    """The timetable of a leader with these settings; ``extra`` are duties of other modules, such as schedules."""
-    from awa_django.maintenance import promote, rescue, retention, rings
+def timetable(settings: Settings, planes: Sequence[Plane], *, extra: Sequence[Duty] = ()) -> Timetable:
+    """The timetable of a leader of these planes; ``extra`` are duties of other modules, such as schedules.
+
+    A leader looks after both planes, whichever it works on: the other's jobs may have no leader of their own.
+    """
+    from awa_django.maintenance import batch, canonical, metrics, promote, rescue, retention, rings
 
     return Timetable(
         [
-            *promote.duties(settings),
+            *(duty for plane in planes for duty in promote.duties(settings, plane)),
             *rings.duties(settings),
-            *rescue.duties(settings),
+            *(duty for plane in planes for duty in rescue.duties(settings, plane)),
+            *canonical.duties(settings),
             *retention.duties(settings),
+            *batch.duties(settings),
+            *metrics.duties(settings),
             *extra,
         ]
     )

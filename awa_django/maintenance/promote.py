@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from awa_django import transitions
+from awa_django import telemetry, transitions
 from awa_django.conf import Settings
 from awa_django.jobs import Taken
 from awa_django.maintenance import Context, Duty
-from awa_django.maintenance.sweep import Sweeper
-from awa_django.planes.base import Cursor, Due
-from awa_django.planes.queue_storage.promote import take_due
+from awa_django.maintenance.sweep import Sweeper, name_on
+from awa_django.planes.base import Cursor, Due, Plane
 from awa_django.planes.queue_storage.rings import Look
 from awa_django.states import JobState
 
@@ -32,12 +31,13 @@ class Promotion:
     """
 
     budget: float
-    sweeper: Sweeper = field(default_factory=lambda: Sweeper("promotion"))
+    sweeper: Sweeper
     _states: tuple[JobState, JobState] = (JobState.SCHEDULED, JobState.RETRYABLE)
 
     def when(self, seen: Look) -> float | None:
         """Worth running as soon as a job is due; a moment later, since the leader's clock is not the database's."""
-        return None if seen.due_in is None else seen.due_in + SLACK
+        due_in = seen.canonical_due_in if self.sweeper.plane.name == "canonical" else seen.due_in
+        return None if due_in is None else due_in + SLACK
 
     def run(self, context: Context) -> bool:
         """Promote what is due, a transaction for each batch; True if the time was up before the work was done.
@@ -52,17 +52,21 @@ class Promotion:
 
     def _promote(self, context: Context, state: JobState, until: float) -> bool:
         def take(cursor: Cursor, passed_over: Collection[int]) -> list[Taken]:
-            return take_due(cursor, Due(state, BATCH), passed_over=passed_over)
+            return self.sweeper.plane.take(cursor, Due(state, BATCH, passed_over))
 
         for _ in range(BATCHES):
-            if len(self.sweeper.sweep(context, take, transitions.promote)) < BATCH:
+            began = time.perf_counter()
+            landed = self.sweeper.sweep(context, take, transitions.promote)
+            telemetry.current().promoted(state.value, len(landed), time.perf_counter() - began)
+            if len(landed) < BATCH:
                 return False
             if context.stopping() or time.monotonic() >= until:
                 return True
         return True
 
 
-def duties(settings: Settings) -> list[Duty]:
-    """Promotion, as a line of the timetable."""
-    promotion = Promotion(budget=settings.promote_interval.total_seconds())
-    return [Duty("promotion", settings.promote_interval, promotion.run, promotion.when)]
+def duties(settings: Settings, plane: Plane) -> list[Duty]:
+    """Promotion on one plane, as a line of the timetable."""
+    name = name_on(plane, "promotion")
+    promotion = Promotion(settings.promote_interval.total_seconds(), Sweeper(name, plane))
+    return [Duty(name, settings.promote_interval, promotion.run, promotion.when)]

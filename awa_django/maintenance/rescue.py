@@ -15,15 +15,10 @@ from dataclasses import dataclass
 from awa_django.conf import Settings
 from awa_django.jobs import Landing, Taken
 from awa_django.maintenance import Context, Duty
-from awa_django.maintenance.sweep import Sweeper
+from awa_django.maintenance.sweep import Sweeper, name_on
 from awa_django.outcomes import DeadlineExceeded, Exhausted, Outcome, Rescued
-from awa_django.planes.base import Cursor, PastDeadline, Stale
-from awa_django.planes.queue_storage.rescue import (
-    take_past_deadline,
-    take_quiet_leases,
-    take_quiet_receipts,
-    take_unanswered,
-)
+from awa_django.planes.base import Cursor, Guard, PastDeadline, Plane, Stale, Unanswered
+from awa_django.planes.queue_storage.rings import Look
 from awa_django.states import JobState
 from awa_django.transitions import RULES, Event, Rule, land_one
 
@@ -36,7 +31,10 @@ UNANSWERED = "callback timed out"
 #: Attempts taken in one pass.
 BATCH = 500
 
-Take = Callable[[Cursor, Context, Collection[int]], list[Taken]]
+#: What a look tells of whether there may be attempts to take.
+Watch = Callable[[Look], bool]
+#: Which attempts to take, given the settings and the jobs to leave alone.
+Choose = Callable[[Settings, Collection[int]], Guard]
 
 _EXHAUSTED = Rule(JobState.FAILED, Event.RESCUED, "rescued", terminal=True, dlq_reason=Exhausted.dlq_reason)
 #: Without an answer in the last attempt the job fails whatever the settings say.
@@ -60,7 +58,7 @@ class Rescue:
     """
 
     kind: str
-    take: Take
+    choose: Choose
     outcome: Outcome
     sweeper: Sweeper
     exhausted: Rule | None = None
@@ -69,7 +67,7 @@ class Rescue:
         """Rescue one batch in one transaction, then tell who wants to know; True if there may be more."""
 
         def take(cursor: Cursor, passed_over: Collection[int]) -> list[Taken]:
-            return self.take(cursor, context, passed_over)
+            return self.sweeper.plane.take(cursor, self.choose(context.settings, passed_over))
 
         def land(taken: Taken) -> Landing:
             return _land(self, context.settings, taken)
@@ -80,40 +78,64 @@ class Rescue:
         return len(landed) >= BATCH
 
 
-def _quiet_leases(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
-    return take_quiet_leases(cursor, Stale(context.settings.stale_after, BATCH), passed_over=passed_over)
+def _quiet_leases(settings: Settings, passed_over: Collection[int]) -> Guard:
+    return Stale(settings.stale_after, BATCH, passed_over=passed_over)
 
 
-def _quiet_receipts(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
-    return take_quiet_receipts(cursor, Stale(context.settings.stale_after, BATCH), passed_over=passed_over)
+def _quiet_receipts(settings: Settings, passed_over: Collection[int]) -> Guard:
+    return Stale(settings.stale_after, BATCH, receipts=True, passed_over=passed_over)
 
 
-def _past_deadline(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
-    return take_past_deadline(cursor, PastDeadline(BATCH), passed_over=passed_over)
+def _past_deadline(settings: Settings, passed_over: Collection[int]) -> Guard:
+    return PastDeadline(BATCH, passed_over)
 
 
-def _unanswered(cursor: Cursor, context: Context, passed_over: Collection[int]) -> list[Taken]:
-    return take_unanswered(cursor, BATCH, passed_over=passed_over)
+def _unanswered(settings: Settings, passed_over: Collection[int]) -> Guard:
+    return Unanswered(BATCH, passed_over)
 
 
-def duties(settings: Settings) -> list[Duty]:
-    """The rescues, as lines of the timetable. Each source has transactions of its own, so none sees what another
-    has begun (H-02), and none fails with another."""
-    leases = Rescue("heartbeat", _quiet_leases, Rescued(LEASE_STALE), Sweeper("rescue of stale leases"))
-    receipts = Rescue(
-        "heartbeat", _quiet_receipts, Rescued(RECEIPT_STALE), Sweeper("rescue of stale receipts")
+def _any_lease(seen: Look) -> bool:
+    return any(seen.lease.sizes)
+
+
+def _any_receipt(seen: Look) -> bool:
+    return any(seen.claim.sizes)
+
+
+def _any_attempt(seen: Look) -> bool:
+    return _any_lease(seen) or _any_receipt(seen)
+
+
+def _any_row(seen: Look) -> bool:
+    return seen.canonical
+
+
+def duties(settings: Settings, plane: Plane) -> list[Duty]:
+    """The rescues on one plane, as lines of the timetable. Each source has transactions of its own, so none sees what
+    another has begun (H-02), and none fails with another. Where nothing was written nobody looks for the dead."""
+    is_canonical = plane.name == "canonical"
+
+    def line(
+        name: str, kind: str, choose: Choose, outcome: Outcome, watch: Watch, exhausted: Rule | None = None
+    ) -> Duty:
+        name = name_on(plane, name)
+        rescue = Rescue(kind, choose, outcome, Sweeper(name, plane), exhausted)
+        sees = _any_row if is_canonical else watch
+        return Duty(name, settings.rescue_interval, rescue.run, lambda seen: 0.0 if sees(seen) else None)
+
+    receipts = line(
+        "rescue of stale receipts", "heartbeat", _quiet_receipts, Rescued(RECEIPT_STALE), _any_receipt
     )
-    silent = Rescue(
-        "callback_timeout",
-        _unanswered,
-        Rescued(UNANSWERED),
-        Sweeper("rescue of unanswered callbacks"),
-        _UNANSWERED,
-    )
-    late = Rescue("deadline", _past_deadline, DeadlineExceeded(), Sweeper("rescue past deadline"))
     return [
-        Duty("rescue of stale leases", settings.rescue_interval, leases.run),
-        Duty("rescue of stale receipts", settings.rescue_interval, receipts.run),
-        Duty("rescue past deadline", settings.rescue_interval, late.run),
-        Duty("rescue of unanswered callbacks", settings.rescue_interval, silent.run),
+        line("rescue of stale leases", "heartbeat", _quiet_leases, Rescued(LEASE_STALE), _any_lease),
+        *([] if is_canonical else [receipts]),
+        line("rescue past deadline", "deadline", _past_deadline, DeadlineExceeded(), _any_attempt),
+        line(
+            "rescue of unanswered callbacks",
+            "callback_timeout",
+            _unanswered,
+            Rescued(UNANSWERED),
+            _any_lease,
+            _UNANSWERED,
+        ),
     ]

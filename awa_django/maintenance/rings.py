@@ -26,9 +26,10 @@ import psycopg
 
 from awa_django.conf import Settings
 from awa_django.maintenance import Context, Duty
+from awa_django.maintenance.metrics import record_prune, record_turn
 from awa_django.planes.base import Cursor
 from awa_django.planes.queue_storage import rings
-from awa_django.planes.queue_storage.rings import Look, Prune, Ring, Turn
+from awa_django.planes.queue_storage.rings import Gate, Look, Prune, Ring, Turn
 
 __all__ = ["ClaimRing", "LeaseRing", "QueueRing", "RollUp", "duties"]
 
@@ -114,27 +115,33 @@ class _Keeper:
             case Prune.HELD | Prune.CURRENT:
                 self.patience.lose(slot, gate or "it became current")
 
-    def turned(self, ring: Ring, result: Turn) -> None:
+    def turned(self, context: Context, ring: Ring, result: Turn) -> None:
         """Note what came of turning the ring."""
+        record_turn(context, self.name, ring, result)
         if result is Turn.UNUSED:
             self._hollow[ring.current] = ring.sizes[ring.current]
 
     def empty(
-        self, context: Context, ring: Ring, slot: int, prune: Callable[[Cursor], tuple[Prune, str | None]]
+        self, context: Context, ring: Ring, slot: int, prune: Callable[[Cursor], tuple[Prune, Gate | None]]
     ) -> Prune:
         """Try to empty one slot in a transaction of its own; a lock that cannot be had counts as held."""
+        why: str | None
         try:
             with context.connection.transaction(), context.connection.cursor() as cursor:
                 result, gate = prune(cursor)
+            why = gate
+            record_prune(context, self.name, slot, result, gate)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            record_prune(context, self.name, slot, Prune.HELD, None)
             self.patience.miss(slot)
             return Prune.HELD
         except psycopg.IntegrityError as error:
+            record_prune(context, self.name, slot, Prune.HELD, None)
             logger.error(
                 "slot %d of the %s ring cannot be emptied without losing history: %s", slot, self.name, error
             )
-            result, gate = Prune.HELD, str(error)
-        self.tried(ring, slot, result, gate)
+            result, why = Prune.HELD, str(error)
+        self.tried(ring, slot, result, why)
         return result
 
 
@@ -214,7 +221,7 @@ class QueueRing(_Keeper):
             return None
         with context.connection.transaction(), context.connection.cursor() as cursor:
             result = rings.rotate_queue_ring(cursor)
-        self.turned(ring, result)
+        self.turned(context, ring, result)
         # A ring that is full is looked at again when a slot was emptied; only overflow hurries that.
         waits.append(30.0 if result is Turn.FULL else self.interval)
         return (ring.generation + 1) % len(ring.sizes) if overflows and result is Turn.FULL else None
@@ -253,7 +260,8 @@ class ClaimRing(_Keeper):
         ring = self.seen.claim
         if self.holds(ring, ring.current):
             with context.connection.transaction(), context.connection.cursor() as cursor:
-                self.turned(ring, rings.rotate_claim_ring(cursor))
+                result = rings.rotate_claim_ring(cursor)
+            self.turned(context, ring, result)
         for slot in ring.sealed_in_use():
             if self.holds(ring, slot) and not self.patience.seconds(slot):
                 self.empty(
@@ -290,14 +298,15 @@ class LeaseRing(_Keeper):
         ring = self.seen.lease
         if self.holds(ring, ring.current):
             with context.connection.transaction(), context.connection.cursor() as cursor:
-                self.turned(ring, rings.rotate_lease_ring(cursor))
+                result = rings.rotate_lease_ring(cursor)
+            self.turned(context, ring, result)
         for slot in self._worth_emptying(ring):
             if not self.patience.seconds(slot):
                 self.empty(
                     context,
                     ring,
                     slot,
-                    lambda cursor, slot=slot: (rings.prune_lease_slot(cursor, slot), "it has leases"),  # type: ignore[misc]
+                    lambda cursor, slot=slot: rings.prune_lease_slot(cursor, slot),  # type: ignore[misc]
                 )
 
 

@@ -11,9 +11,9 @@ import psycopg
 
 from awa_django.jobs import Landed, Landing, Taken
 from awa_django.maintenance import Context
-from awa_django.planes.base import Cursor
+from awa_django.planes.base import Cursor, Plane
 
-__all__ = ["Sweeper"]
+__all__ = ["Sweeper", "name_on"]
 
 logger = logging.getLogger("awa_django.maintenance")
 
@@ -30,6 +30,11 @@ class _Refused(Exception):
         self.faults = faults
 
 
+def name_on(plane: Plane, name: str) -> str:
+    """What a duty is called that is done on each plane."""
+    return f"{name} (canonical)" if plane.name == "canonical" else name
+
+
 @dataclass(slots=True)
 class Sweeper:
     """Moves batches, passing over the jobs that could not be moved a short while ago (DEC-18).
@@ -39,6 +44,7 @@ class Sweeper:
     """
 
     name: str
+    plane: Plane
     clock: Callable[[], float] = time.monotonic
     _bad: dict[int, float] = field(default_factory=dict)
 
@@ -96,7 +102,7 @@ class Sweeper:
             return []
         try:
             with context.connection.transaction():
-                return context.plane.place(cursor, landings)
+                return self.plane.place(cursor, landings)
         except psycopg.OperationalError:
             # A deadlock, a timeout, a lost connection: nothing that leaving out a job would mend.
             raise

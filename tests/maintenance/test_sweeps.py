@@ -13,13 +13,18 @@ from typing import Any
 import psycopg
 import pytest
 
+from awa_django.conf import QueueConfig
 from awa_django.jobs import Landed
 from awa_django.maintenance import Context, Duty, promote, rescue, retention
 from awa_django.maintenance.promote import Promotion
 from awa_django.maintenance.retention import OrphanSweep
+from awa_django.maintenance.sweep import Sweeper
 from awa_django.outcomes import Terminal
+from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.transitions import plan
 from tests.planes.world import World, job
 
+PLANE = QueueStoragePlane()
 HOUR = timedelta(hours=1)
 
 
@@ -29,7 +34,7 @@ def run(context: Context, duties: Sequence[Duty], name: str) -> bool | None:
 
 
 def rescue_stale(context: Context) -> None:
-    duties = rescue.duties(context.settings)
+    duties = rescue.duties(context.settings, PLANE)
     run(context, duties, "rescue of stale leases")
     run(context, duties, "rescue of stale receipts")
 
@@ -41,7 +46,7 @@ def test_both_kinds_of_waiting_jobs_are_promoted(world: World, context: Context)
     world.enqueue(job(run_at=now - HOUR), job(run_at=now - HOUR), job(run_at=now + HOUR))
     oldest = world.one("SELECT min(job_id) FROM awa.deferred_jobs")
     world.run("UPDATE awa.deferred_jobs SET state = 'retryable' WHERE job_id = %s", oldest)
-    assert run(context, promote.duties(context.settings), "promotion") is False
+    assert run(context, promote.duties(context.settings, PLANE), "promotion") is False
     assert len(world.claim()) == 2
     assert world.one("SELECT count(*) FROM awa.deferred_jobs") == 1
 
@@ -51,7 +56,7 @@ def test_a_backlog_is_promoted_in_batches_that_leave_time_for_others(
 ) -> None:
     monkeypatch.setattr(promote, "BATCH", 10)
     world.enqueue(*[job(run_at=world.one("SELECT now()") - HOUR) for _ in range(25)])
-    promotion = Promotion(budget=0.0)
+    promotion = Promotion(0.0, Sweeper("promotion", PLANE))
     assert promotion.run(context) is True
     assert world.one("SELECT count(*) FROM awa.deferred_jobs") == 15
     while promotion.run(context):
@@ -71,7 +76,7 @@ def test_one_job_that_cannot_be_promoted_does_not_keep_the_others(
         FROM generate_series(1, 7) AS n
         """
     )
-    promotion = Promotion(budget=1.0)
+    promotion = Promotion(1.0, Sweeper("promotion", PLANE))
     promotion.run(context)
     assert len(world.claim()) == 6
     (left,) = world.rows("SELECT job_id, queue FROM awa.deferred_jobs")
@@ -84,7 +89,7 @@ def test_one_job_that_cannot_be_promoted_does_not_keep_the_others(
 
 def test_a_bad_job_is_tried_again_after_a_minute(world: World, context: Context) -> None:
     now = [0.0]
-    promotion = Promotion(budget=1.0)
+    promotion = Promotion(1.0, Sweeper("promotion", PLANE))
     promotion.sweeper.clock = lambda: now[0]
     world.enqueue(job(run_at=world.one("SELECT now()") - HOUR))
     world.run("ALTER TABLE awa.ready_entries ADD CONSTRAINT none CHECK (kind <> 'k') NOT VALID")
@@ -103,7 +108,7 @@ def test_a_lock_that_cannot_be_had_is_no_jobs_fault(
     world: World, context: Context, world_database: str
 ) -> None:
     world.enqueue(job(run_at=world.one("SELECT now()") - HOUR))
-    promotion = Promotion(budget=1.0)
+    promotion = Promotion(1.0, Sweeper("promotion", PLANE))
     with psycopg.connect(world_database) as other:
         other.execute("LOCK TABLE awa.ready_segments IN ACCESS EXCLUSIVE MODE")
         world.run("SET lock_timeout = '50ms'")
@@ -127,7 +132,7 @@ def test_rescued_jobs_say_what_they_were_rescued_from(world: World, context: Con
     world.beat(late)
     context = replace(context, rescued=tell)
     rescue_stale(context)
-    run(context, rescue.duties(context.settings), "rescue past deadline")
+    run(context, rescue.duties(context.settings, PLANE), "rescue past deadline")
     texts = {
         row["job_id"]: row["error"]
         for row in world.rows("SELECT job_id, payload->'errors'->0->>'error' AS error FROM awa.deferred_jobs")
@@ -147,7 +152,7 @@ def test_rescued_jobs_say_what_they_were_rescued_from(world: World, context: Con
 def test_600_stale_jobs_are_two_passes(world: World, context: Context) -> None:
     world.running(*[job() for _ in range(600)])
     world.age()
-    duties = rescue.duties(context.settings)
+    duties = rescue.duties(context.settings, PLANE)
     assert run(context, duties, "rescue of stale receipts") is True
     assert world.one("SELECT count(*) FROM awa.deferred_jobs") == 500
     assert run(context, duties, "rescue of stale receipts") is False
@@ -181,7 +186,7 @@ def test_a_callback_that_never_came_fails_the_job_in_its_last_attempt(
     last, not_last = world.running(job(max_attempts=1), job())
     for attempt in (last, not_last):
         world.lease(attempt, state="waiting_external", callback_in="-1 s")
-    duties = rescue.duties(settings)
+    duties = rescue.duties(settings, PLANE)
     run(replace(context, settings=settings), duties, "rescue of unanswered callbacks")
     assert [row["job_id"] for row in world.rows("SELECT job_id FROM awa.deferred_jobs")] == [not_last.job_id]
     table = "dlq_entries" if dead_letters else "done_entries"
@@ -327,3 +332,23 @@ def test_a_rescue_adds_one_error_with_the_attempts_number(world: World, context:
     (entry,) = json.loads(payload)["errors"]
     assert set(entry) == {"error", "attempt", "at"}
     assert entry["attempt"] == attempt.attempt
+
+
+def test_a_queue_may_keep_its_dead_letters_for_a_time_of_its_own(world: World, context: Context) -> None:
+    queues = {
+        "q": QueueConfig("q", dlq_retention=timedelta(hours=2)),
+        "brief": QueueConfig("brief", dlq_retention=timedelta(minutes=1)),
+    }
+    settings = replace(context.settings, queues=queues, dlq_retention=timedelta(minutes=30))
+    for queue in ("q", "brief", "other"):
+        (attempt,) = world.running(job(queue=queue))
+        world.within(
+            lambda cursor, attempt=attempt: world.plane.settle(
+                cursor, [plan(attempt, Terminal("x"), dead_letters=True)]
+            )
+        )
+    world.run("UPDATE awa.dlq_entries SET dlq_at = dlq_at - interval '1 hour'")
+    for duty in retention.duties(settings):
+        if duty.name.startswith("cleanup of dead letters"):
+            duty.run(context)
+    assert world.rows("SELECT queue FROM awa.dlq_entries") == [{"queue": "q"}]

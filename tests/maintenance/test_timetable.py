@@ -18,6 +18,7 @@ from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.planes.queue_storage.rings import Look, Ring
 from tests.planes.world import World, job
 
+PLANES = (QueueStoragePlane(),)
 EMPTY = Ring(0, (0,) * 16)
 NOTHING = Look(datetime(2026, 1, 1, tzinfo=UTC), None, EMPTY, EMPTY, EMPTY, False)
 
@@ -217,8 +218,8 @@ def test_an_idle_leader_commits_little_more_than_once_a_second(awa_database: str
         psycopg.connect(awa_database, autocommit=True) as watcher,
     ):
         connection.execute("SET jit = off")
-        context = Context(connection=connection, settings=Settings(), plane=QueueStoragePlane())
-        table, stop = timetable(Settings()), threading.Event()
+        context = Context(connection=connection, settings=Settings())
+        table, stop = timetable(Settings(), PLANES), threading.Event()
         threading.Timer(4.0, lambda: (stop.set(), table.wake.set())).start()
         table.run(context, stop)
         connection.close()
@@ -233,7 +234,7 @@ def test_an_idle_leader_commits_little_more_than_once_a_second(awa_database: str
 def test_the_real_timetable_promotes_a_job_when_it_falls_due(world: World, context: Context) -> None:
     due = world.one("SELECT clock_timestamp() + interval '1.5 seconds'")
     world.enqueue(job(run_at=due))
-    table = timetable(Settings())
+    table = timetable(Settings(), PLANES)
     stop = threading.Event()
     settings = Settings()
     assert settings.promote_interval == timedelta(milliseconds=250)

@@ -2,13 +2,15 @@
 -- Each statement removes a bounded number of rows, oldest first where it matters; the caller repeats it.
 
 -- name: expire_dead_letters
--- Dead letters past their time, with the unique keys they hold (H-07, D5).
+-- Dead letters past their time, with the unique keys they hold (H-07, D5); of some queues only, or of all but others.
 -- rows:  one for each dead letter removed
 -- locks: dlq_entries rows, passing over those another transaction holds; then unique-claim rows
 WITH expired AS MATERIALIZED (
     SELECT job_id
     FROM awa.dlq_entries
     WHERE dlq_at < statement_timestamp() - %(retention)s::interval
+        AND (%(only)s::text[] IS NULL OR queue = ANY (%(only)s::text[]))
+        AND queue <> ALL (%(other)s::text[])
     ORDER BY dlq_at
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
@@ -64,23 +66,3 @@ DELETE FROM awa.batch_operations AS operation
 USING expired
 WHERE operation.id = expired.id
 RETURNING operation.id;
-
--- name: expire_canonical_jobs
--- Finished jobs of the canonical tables past their time; a trigger lets their unique keys go.
--- rows:  one for each
--- locks: jobs_hot rows, passing over those another transaction holds
-WITH expired AS MATERIALIZED (
-    SELECT id
-    FROM awa.jobs_hot
-    WHERE (state = 'completed' AND finalized_at < statement_timestamp() - %(completed_retention)s::interval)
-        OR (
-            state IN ('failed', 'cancelled')
-            AND finalized_at < statement_timestamp() - %(failed_retention)s::interval
-        )
-    LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
-)
-DELETE FROM awa.jobs_hot AS hot
-USING expired
-WHERE hot.id = expired.id
-RETURNING hot.id;

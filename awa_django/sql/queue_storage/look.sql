@@ -58,5 +58,16 @@ SELECT
     EXISTS (
         SELECT FROM awa.batch_operations
         WHERE state IN ('pending', 'scanning', 'running', 'cancelling')
-    ) AS operations
+    ) AS operations,
+    extract(
+        epoch FROM least(
+            (SELECT run_at FROM awa.scheduled_jobs WHERE state = 'scheduled' ORDER BY run_at LIMIT 1),
+            (SELECT run_at FROM awa.scheduled_jobs WHERE state = 'retryable' ORDER BY run_at LIMIT 1)
+        ) - statement_timestamp()
+    )::double precision AS canonical_due_in,
+    EXISTS (SELECT FROM awa.jobs_hot) OR EXISTS (SELECT FROM awa.scheduled_jobs) AS canonical,
+    -- Where queue storage is in force nobody reads the cached counters of the canonical tables.
+    NOT EXISTS (SELECT FROM awa.runtime_storage_backends)
+        AND (EXISTS (SELECT FROM awa.admin_dirty_queue_marks) OR EXISTS (SELECT FROM awa.admin_dirty_kind_marks))
+        AS dirty
 FROM awa.queue_ring_state AS queue_ring, awa.claim_ring_state AS claim_ring, awa.lease_ring_state AS lease_ring;

@@ -7,7 +7,7 @@ from typing import ClassVar
 import django.db.models.deletion
 from django.db import migrations, models
 
-import awa_django.models
+import awa_django.models.columns
 from awa_django.migration_operations import InstallAwaSchema
 
 
@@ -121,13 +121,13 @@ class Migration(migrations.Migration):
                 ("generation", models.BigIntegerField(verbose_name="generation")),
                 (
                     "rescue_cursor_claimed_at",
-                    awa_django.models.CursorTimeField(verbose_name="stale: claimed at"),
+                    awa_django.models.columns.CursorTimeField(verbose_name="stale: claimed at"),
                 ),
                 ("rescue_cursor_job_id", models.BigIntegerField(verbose_name="stale: job")),
                 ("rescue_cursor_run_lease", models.BigIntegerField(verbose_name="stale: lease")),
                 (
                     "deadline_cursor_deadline_at",
-                    awa_django.models.CursorTimeField(verbose_name="deadline: deadline at"),
+                    awa_django.models.columns.CursorTimeField(verbose_name="deadline: deadline at"),
                 ),
                 ("deadline_cursor_job_id", models.BigIntegerField(verbose_name="deadline: job")),
                 ("deadline_cursor_run_lease", models.BigIntegerField(verbose_name="deadline: lease")),
@@ -171,7 +171,7 @@ class Migration(migrations.Migration):
                 ("max_attempts", models.SmallIntegerField(verbose_name="attempts allowed")),
                 (
                     "tags",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -209,7 +209,7 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField(verbose_name="kind")),
                 ("queue", models.TextField(verbose_name="queue")),
                 ("args", models.JSONField(verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("priority", models.SmallIntegerField(verbose_name="priority")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("run_lease", models.BigIntegerField(verbose_name="lease")),
@@ -301,7 +301,7 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField(verbose_name="kind")),
                 ("queue", models.TextField(verbose_name="queue")),
                 ("args", models.JSONField(verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("priority", models.SmallIntegerField(verbose_name="priority")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("run_lease", models.BigIntegerField(verbose_name="lease")),
@@ -345,7 +345,7 @@ class Migration(migrations.Migration):
                 ("job_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="job")),
                 ("kind", models.TextField(verbose_name="kind")),
                 ("args", models.JSONField(null=True, verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("run_lease", models.BigIntegerField(verbose_name="lease")),
                 ("max_attempts", models.SmallIntegerField(null=True, verbose_name="attempts allowed")),
@@ -371,7 +371,7 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField(verbose_name="kind")),
                 ("queue", models.TextField(verbose_name="queue")),
                 ("args", models.JSONField(verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("priority", models.SmallIntegerField(verbose_name="priority")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("max_attempts", models.SmallIntegerField(verbose_name="attempts allowed")),
@@ -383,21 +383,23 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "errors",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.JSONField(), null=True, size=None, verbose_name="errors"
                     ),
                 ),
                 ("metadata", models.JSONField(verbose_name="metadata")),
                 (
                     "tags",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
                 ("unique_key", models.BinaryField(null=True, verbose_name="unique key")),
                 (
                     "unique_states",
-                    awa_django.models.MaskField(null=True, verbose_name="states that hold the unique key"),
+                    awa_django.models.columns.MaskField(
+                        null=True, verbose_name="states that hold the unique key"
+                    ),
                 ),
                 ("callback_id", models.UUIDField(null=True, verbose_name="callback")),
                 (
@@ -435,7 +437,7 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField(verbose_name="kind")),
                 ("queue", models.TextField(verbose_name="queue")),
                 ("args", models.JSONField(verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("priority", models.SmallIntegerField(verbose_name="priority")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("max_attempts", models.SmallIntegerField(verbose_name="attempts allowed")),
@@ -447,21 +449,23 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "errors",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.JSONField(), null=True, size=None, verbose_name="errors"
                     ),
                 ),
                 ("metadata", models.JSONField(verbose_name="metadata")),
                 (
                     "tags",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
                 ("unique_key", models.BinaryField(null=True, verbose_name="unique key")),
                 (
                     "unique_states",
-                    awa_django.models.MaskField(null=True, verbose_name="states that hold the unique key"),
+                    awa_django.models.columns.MaskField(
+                        null=True, verbose_name="states that hold the unique key"
+                    ),
                 ),
                 ("callback_id", models.UUIDField(null=True, verbose_name="callback")),
                 (
@@ -523,7 +527,7 @@ class Migration(migrations.Migration):
                 ("docs_url", models.TextField(null=True, verbose_name="documentation")),
                 (
                     "tags",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -555,7 +559,7 @@ class Migration(migrations.Migration):
                 ("job_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="job")),
                 ("lease_slot", models.IntegerField(verbose_name="lease slot")),
                 ("lease_generation", models.BigIntegerField(verbose_name="lease generation")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("run_lease", models.BigIntegerField(verbose_name="lease")),
                 ("max_attempts", models.SmallIntegerField(verbose_name="attempts allowed")),
@@ -621,18 +625,30 @@ class Migration(migrations.Migration):
                 ("batch_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="batch")),
                 ("claim_slot", models.IntegerField(verbose_name="claim slot")),
                 ("claimed_count", models.IntegerField(verbose_name="jobs")),
-                ("job_ids", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
-                ("run_leases", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
+                (
+                    "job_ids",
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                ),
+                (
+                    "run_leases",
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                ),
                 (
                     "receipt_ids",
-                    awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
                 ),
-                ("receipt_ranges", awa_django.models.MultirangeField()),
-                ("lane_seqs", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
-                ("attempts", awa_django.models.ArrayColumn(base_field=models.SmallIntegerField(), size=None)),
+                ("receipt_ranges", awa_django.models.columns.MultirangeField()),
+                (
+                    "lane_seqs",
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                ),
+                (
+                    "attempts",
+                    awa_django.models.columns.ArrayColumn(base_field=models.SmallIntegerField(), size=None),
+                ),
                 (
                     "max_attempts",
-                    awa_django.models.ArrayColumn(base_field=models.SmallIntegerField(), size=None),
+                    awa_django.models.columns.ArrayColumn(base_field=models.SmallIntegerField(), size=None),
                 ),
                 ("deadline_at", models.DateTimeField(null=True, verbose_name="deadline at")),
                 ("claimed_at", models.DateTimeField(verbose_name="claimed at")),
@@ -687,9 +703,9 @@ class Migration(migrations.Migration):
                 ("closed_count", models.IntegerField(verbose_name="receipts")),
                 (
                     "receipt_ids",
-                    awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
                 ),
-                ("receipt_ranges", awa_django.models.MultirangeField()),
+                ("receipt_ranges", awa_django.models.columns.MultirangeField()),
                 ("closed_at", models.DateTimeField(verbose_name="closed at")),
             ],
             options={
@@ -817,7 +833,7 @@ class Migration(migrations.Migration):
                 ("docs_url", models.TextField(null=True, verbose_name="documentation")),
                 (
                     "tags",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
@@ -1081,7 +1097,7 @@ class Migration(migrations.Migration):
                 ("first_lane_seq", models.BigIntegerField(verbose_name="first position")),
                 ("next_lane_seq", models.BigIntegerField(verbose_name="position after the last")),
                 ("claimed_count", models.IntegerField(verbose_name="positions")),
-                ("lane_ranges", awa_django.models.MultirangeField()),
+                ("lane_ranges", awa_django.models.columns.MultirangeField()),
                 ("claimed_at", models.DateTimeField(verbose_name="claimed at")),
             ],
             options={
@@ -1211,13 +1227,27 @@ class Migration(migrations.Migration):
                 ("batch_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="batch")),
                 ("claim_slot", models.IntegerField(verbose_name="claim slot")),
                 ("completed_count", models.IntegerField(verbose_name="jobs")),
-                ("job_ids", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
-                ("run_leases", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
-                ("lane_seqs", awa_django.models.ArrayColumn(base_field=models.BigIntegerField(), size=None)),
-                ("attempts", awa_django.models.ArrayColumn(base_field=models.SmallIntegerField(), size=None)),
+                (
+                    "job_ids",
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                ),
+                (
+                    "run_leases",
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                ),
+                (
+                    "lane_seqs",
+                    awa_django.models.columns.ArrayColumn(base_field=models.BigIntegerField(), size=None),
+                ),
+                (
+                    "attempts",
+                    awa_django.models.columns.ArrayColumn(base_field=models.SmallIntegerField(), size=None),
+                ),
                 (
                     "attempted_ats",
-                    awa_django.models.ArrayColumn(base_field=models.DateTimeField(null=True), size=None),
+                    awa_django.models.columns.ArrayColumn(
+                        base_field=models.DateTimeField(null=True), size=None
+                    ),
                 ),
                 ("finalized_at", models.DateTimeField(verbose_name="finalized at")),
             ],
@@ -1323,7 +1353,7 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField(verbose_name="kind")),
                 ("queue", models.TextField(verbose_name="queue")),
                 ("args", models.JSONField(verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("priority", models.SmallIntegerField(verbose_name="priority")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("max_attempts", models.SmallIntegerField(verbose_name="attempts allowed")),
@@ -1335,21 +1365,23 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "errors",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.JSONField(), null=True, size=None, verbose_name="errors"
                     ),
                 ),
                 ("metadata", models.JSONField(verbose_name="metadata")),
                 (
                     "tags",
-                    awa_django.models.ArrayColumn(
+                    awa_django.models.columns.ArrayColumn(
                         base_field=models.TextField(), size=None, verbose_name="tags"
                     ),
                 ),
                 ("unique_key", models.BinaryField(null=True, verbose_name="unique key")),
                 (
                     "unique_states",
-                    awa_django.models.MaskField(null=True, verbose_name="states that hold the unique key"),
+                    awa_django.models.columns.MaskField(
+                        null=True, verbose_name="states that hold the unique key"
+                    ),
                 ),
                 ("callback_id", models.UUIDField(null=True, verbose_name="callback")),
                 (
@@ -1428,7 +1460,7 @@ class Migration(migrations.Migration):
                 ("job_id", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="job")),
                 ("kind", models.TextField(verbose_name="kind")),
                 ("args", models.JSONField(null=True, verbose_name="arguments")),
-                ("state", awa_django.models.JobStateField(verbose_name="state")),
+                ("state", awa_django.models.columns.JobStateField(verbose_name="state")),
                 ("attempt", models.SmallIntegerField(verbose_name="attempt")),
                 ("run_lease", models.BigIntegerField(verbose_name="lease")),
                 ("max_attempts", models.SmallIntegerField(null=True, verbose_name="attempts allowed")),

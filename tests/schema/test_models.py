@@ -21,12 +21,12 @@ from awa_django.models import (
     JobHot,
     LeaseClaimBatch,
     QueueLane,
-    ReadModel,
     ScheduledJob,
     SchemaVersion,
     TerminalJob,
     UniqueClaim,
 )
+from awa_django.models.columns import ReadModel
 from awa_django.states import JobState
 
 MODELS = [model for model in apps.get_app_config("awa_django").get_models() if issubclass(model, ReadModel)]

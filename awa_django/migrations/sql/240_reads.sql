@@ -3,8 +3,9 @@
 -- schema, section 4.5; H-07, H-09, H-10
 
 -- Finished jobs, both shapes as one: rows of done_entries, and the live items of compact completion batches.
--- A terminal fact borrows what it lacks from the ready row of its emission. The row is found by job and position;
--- the priority of the fact is shown and never compared, so a fact stored under an aged one keeps its body (H-01).
+-- A terminal fact borrows what it lacks from the ready row of its emission. The row is found by job and position. The
+-- priority of the fact need not match, so that one stored under an aged priority keeps its body (H-01); it decides where
+-- a job was moved to the same position of another priority, and has a ready row in both lanes.
 CREATE OR REPLACE VIEW awa.terminal_jobs AS
 SELECT
     done.ready_slot,
@@ -35,6 +36,20 @@ LEFT JOIN awa.ready_entries AS ready
     AND ready.queue = done.queue
     AND ready.enqueue_shard = done.enqueue_shard
     AND ready.lane_seq = done.lane_seq
+    AND (
+        ready.priority = done.priority
+        OR NOT EXISTS (
+            SELECT 1
+            FROM awa.ready_entries AS own
+            WHERE own.ready_slot = done.ready_slot
+              AND own.ready_generation = done.ready_generation
+              AND own.job_id = done.job_id
+              AND own.queue = done.queue
+              AND own.priority = done.priority
+              AND own.enqueue_shard = done.enqueue_shard
+              AND own.lane_seq = done.lane_seq
+        )
+    )
 UNION ALL
 SELECT
     batch.ready_slot,
@@ -334,6 +349,20 @@ BEGIN
             AND ready.queue = lease.queue
             AND ready.enqueue_shard = lease.enqueue_shard
             AND ready.lane_seq = lease.lane_seq
+            AND (
+                ready.priority = lease.priority
+                OR NOT EXISTS (
+                    SELECT 1
+                    FROM awa.ready_entries AS own
+                    WHERE own.ready_slot = lease.ready_slot
+                      AND own.ready_generation = lease.ready_generation
+                      AND own.job_id = lease.job_id
+                      AND own.queue = lease.queue
+                      AND own.priority = lease.priority
+                      AND own.enqueue_shard = lease.enqueue_shard
+                      AND own.lane_seq = lease.lane_seq
+                )
+            )
         UNION ALL
         SELECT
             receipt.job_id, ready.kind, receipt.queue, ready.args, 'running', receipt.priority, receipt.attempt,
@@ -347,6 +376,20 @@ BEGIN
             AND ready.queue = receipt.queue
             AND ready.enqueue_shard = receipt.enqueue_shard
             AND ready.lane_seq = receipt.lane_seq
+            AND (
+                ready.priority = receipt.priority
+                OR NOT EXISTS (
+                    SELECT 1
+                    FROM awa.ready_entries AS own
+                    WHERE own.ready_slot = receipt.ready_slot
+                      AND own.ready_generation = receipt.ready_generation
+                      AND own.job_id = receipt.job_id
+                      AND own.queue = receipt.queue
+                      AND own.priority = receipt.priority
+                      AND own.enqueue_shard = receipt.enqueue_shard
+                      AND own.lane_seq = receipt.lane_seq
+                )
+            )
         WHERE NOT EXISTS (
             SELECT 1
             FROM awa.leases AS lease

@@ -9,28 +9,34 @@ rules need a fresh snapshot after a lock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, ClassVar, LiteralString, NamedTuple
+from uuid import UUID
 
 import psycopg
 
-from awa_django.jobs import Attempt, JobInsert, JsonValue, Landed, Landing, Taken
+from awa_django.jobs import Attempt, Callback, JobInsert, JsonValue, Landed, Landing, Taken
+from awa_django.outcomes import WaitForCallback
 from awa_django.states import JobState
-from awa_django.transitions import Transition
+from awa_django.transitions import Standing, Transition, missed_park
 
 __all__ = [
+    "Answered",
     "Beat",
     "Claimed",
     "Cursor",
     "Due",
     "Guard",
+    "Ids",
     "Leases",
     "PastDeadline",
+    "Pending",
     "Plane",
     "Settlement",
     "Stale",
+    "Unanswered",
     "send",
 ]
 
@@ -59,10 +65,16 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Running attempts without a sign of life for longer than ``silence``, longest first, at most ``limit``."""
+    """Running attempts without a sign of life for longer than ``silence``, longest first, at most ``limit``.
+
+    ``receipts`` chooses those that hold nothing but a receipt, else those that hold a lease or a canonical row: the
+    two say different things in their errors. Here and below, jobs in ``passed_over`` are left alone.
+    """
 
     silence: timedelta
     limit: int = 500
+    receipts: bool = False
+    passed_over: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +82,55 @@ class PastDeadline:
     """Running attempts that outlived their deadline, earliest first, at most ``limit``."""
 
     limit: int = 500
+    passed_over: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Parked attempts whose callback did not come in time, earliest first, at most ``limit``."""
+
+    limit: int = 500
+    passed_over: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Deferred jobs in ``state`` whose time has come, on queues that are not paused, at most ``limit``."""
+    """Deferred jobs in ``state`` whose time has come, at most ``limit``."""
 
     state: JobState
     limit: int = 4096
+    passed_over: Collection[int] = ()
 
 
-Guard = Leases | Stale | PastDeadline | Due
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The attempt that waits for this callback, or is still running while it may be answered.
+
+    ``run_lease`` narrows it to one attempt, ``states`` to where the attempt must be. ``closes`` is the label that its
+    receipt is closed with. Waits for whoever holds the attempt.
+    """
+
+    callback_id: UUID
+    run_lease: int | None = None
+    states: Collection[JobState] = (JobState.WAITING_EXTERNAL, JobState.RUNNING)
+    closes: str = "rescue"
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Jobs that an operator names, each if it is in one of ``states``; of a finished job its last end.
+
+    ``dead`` means the dead-letter table, else everything but it. ``closes`` is the label that the receipt of a running
+    attempt is closed with.
+    """
+
+    job_ids: Collection[int]
+    states: Collection[JobState]
+    dead: bool = False
+    closes: str = "cancelled"
+
+
+Guard = Leases | Stale | PastDeadline | Unanswered | Due | Answered | Ids
 
 
 class Claimed(NamedTuple):
@@ -95,12 +145,14 @@ class Settlement:
     """What came of a batch of transitions.
 
     ``completed`` are successes written without reading the job back, all at ``finalized_at``; ``landed`` are
-    the others. ``stale`` had moved on and left no trace.
+    the others, ``transitions`` what they were decided from, in the same order. ``stale`` had moved on and left no
+    trace; among them may be an attempt that wanted to wait and was answered before it could.
     """
 
     completed: Sequence[Transition] = ()
     finalized_at: datetime | None = None
     landed: Sequence[Landed] = ()
+    transitions: Sequence[Transition] = ()
     stale: Sequence[Transition] = ()
 
 
@@ -112,8 +164,24 @@ class Beat:
     progress: JsonValue = None
 
 
+class Pending(NamedTuple):
+    """An attempt that may be answered, locked: which one, the expressions that judge the answer, and the job.
+
+    ``taken`` is the job as it lies there; nothing has been taken from its place.
+    """
+
+    job_id: int
+    run_lease: int
+    state: JobState
+    callback: Callback
+    taken: Taken
+
+
 class Plane(ABC):
     """One storage engine. Methods run in the caller's transaction and never commit."""
+
+    #: What operators call it: ``canonical`` or ``queue_storage``.
+    name: ClassVar[str]
 
     @abstractmethod
     def enqueue(self, cursor: Cursor, jobs: Sequence[JobInsert]) -> int:
@@ -153,8 +221,89 @@ class Plane(ABC):
         """Put taken jobs where they go; unique claims follow, and a conflict ends a job as a cancelled duplicate."""
 
     @abstractmethod
+    def drop(self, cursor: Cursor, taken: Sequence[Taken]) -> None:
+        """Forget taken jobs for good: nothing of them is placed anywhere, and their unique keys are free."""
+
     def settle(self, cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
         """Write the ends of attempts. Every transition is in exactly one part of the answer, in any order."""
+        parks = [item for item in transitions if type(item.outcome) is WaitForCallback]
+        if not parks:
+            return self.finish(cursor, transitions)
+        rest = [item for item in transitions if type(item.outcome) is not WaitForCallback]
+        parked = self.park(cursor, parks)
+        waiting = {item.landing.taken.pair for item in parked}
+        missed = [item for item in parks if item.pair not in waiting]
+        stale: list[Transition] = []
+        if missed:
+            now = self.standings(cursor, [item.attempt.job_id for item in missed])
+            for item in missed:
+                instead = missed_park(item, now.get(item.attempt.job_id))
+                (stale if instead is None else rest).append(item if instead is None else instead)
+        finished = self.finish(cursor, rest) if rest else Settlement()
+        by_pair = {item.pair: item for item in parks}
+        return replace(
+            finished,
+            landed=[*finished.landed, *parked],
+            transitions=[*finished.transitions, *(by_pair[item.landing.taken.pair] for item in parked)],
+            stale=[*finished.stale, *stale],
+        )
+
+    @abstractmethod
+    def finish(self, cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
+        """:meth:`settle` for attempts that do not want to wait."""
+
+    # -- callbacks (contract: runtime/attempt section 5, queue-storage/attempts section 6) ----------------
+
+    @abstractmethod
+    def park(self, cursor: Cursor, transitions: Sequence[Transition]) -> list[Landed]:
+        """Have running attempts wait for whichever callback they registered last, with their progress stored.
+
+        An attempt that is not running any more, or registered nothing, is absent.
+        """
+
+    @abstractmethod
+    def standings(self, cursor: Cursor, job_ids: Sequence[int]) -> dict[int, Standing]:
+        """Where these jobs are now; a job that is gone is absent. Of several attempts the last."""
+
+    @abstractmethod
+    def register_callback(
+        self, cursor: Cursor, attempt: Attempt, callback_id: UUID, timeout: timedelta, expressions: Callback
+    ) -> bool:
+        """Give a running attempt a token, instead of any that it had; False if it is not running any more.
+
+        Of ``expressions`` only those count: ``timeout`` is from the database's now.
+        """
+
+    @abstractmethod
+    def withdraw_callback(self, cursor: Cursor, attempt: Attempt) -> bool:
+        """Forget the token of a running attempt; False if there was none."""
+
+    @abstractmethod
+    def begin_wait(self, cursor: Cursor, attempt: Attempt, callback_id: UUID) -> bool:
+        """Have a running attempt wait for exactly this token while its handler stays; False if it could not be."""
+
+    @abstractmethod
+    def end_wait(self, cursor: Cursor, attempt: Attempt, callback_id: UUID) -> bool:
+        """Have it run again without an answer, its token kept, with a fresh heartbeat (DEC-20); False if it was not
+        waiting for this token."""
+
+    @abstractmethod
+    def consume_result(self, cursor: Cursor, attempt: Attempt) -> Standing | None:
+        """Where the attempt's job is now, and if a payload lies ready for a running attempt, take it away."""
+
+    @abstractmethod
+    def find_callback(
+        self, cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
+    ) -> Pending | None:
+        """The attempt that this token may answer, locked to the end of the transaction; None if there is none."""
+
+    @abstractmethod
+    def resume(self, cursor: Cursor, pending: Pending, payload: JsonValue) -> None:
+        """Have a found attempt run on with this payload; its heartbeat is renewed and its token dead."""
+
+    @abstractmethod
+    def extend_callback(self, cursor: Cursor, pending: Pending, timeout: timedelta) -> None:
+        """Give a found, waiting attempt this much time from now."""
 
     @abstractmethod
     def heartbeat(self, cursor: Cursor, beats: Sequence[Beat]) -> set[tuple[int, int]]:

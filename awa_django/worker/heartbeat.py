@@ -9,8 +9,10 @@ from typing import Any
 
 import psycopg
 
-from awa_django.planes.base import Beat, Plane
+from awa_django import telemetry
+from awa_django.planes.base import Beat, Plane, send
 from awa_django.settle import pipelined
+from awa_django.sql import statement
 from awa_django.worker.flights import Flight, Flights
 from awa_django.worker.service import Service
 
@@ -42,6 +44,7 @@ class Heartbeat(Service):
         self._plane = plane
         self._connect = connect
         self._interval = interval
+        self._telemetry = telemetry.current()
         self._connection: psycopg.Connection[Any] | None = None
         self._lock = threading.Lock()
 
@@ -60,12 +63,37 @@ class Heartbeat(Service):
         flights = sorted(
             (flight for flight in self._flights.all() if not flight.lost), key=lambda item: item.pair
         )
-        for start in range(0, len(flights), BATCH):
-            self._send(flights[start : start + BATCH])
+        with self._telemetry.span("heartbeat.tick", debug=True, interval=self._interval):
+            for start in range(0, len(flights), BATCH):
+                self._beat_all(flights[start : start + BATCH])
 
     def flush(self, flight: Flight) -> None:
-        """Store the progress of one attempt now; for handlers, from their thread."""
-        self._send([flight])
+        """Store the progress of one attempt now; for handlers, from their thread.
+
+        Waits for whoever holds the attempt, and lets the others' beats through meanwhile.
+        """
+        while not flight.done:
+            try:
+                self._send([flight])
+                return
+            except psycopg.errors.LockNotAvailable:
+                continue
+
+    def _beat_all(self, flights: Sequence[Flight]) -> None:
+        """Beat for these. One that a transaction holds for long is left out, so that it silences nobody else."""
+        try:
+            self._send(flights)
+        except psycopg.errors.LockNotAvailable:
+            if len(flights) == 1:
+                logger.info(
+                    "job %s (%s) is held by another transaction; no heartbeat of it this time",
+                    flights[0].attempt.job_id,
+                    flights[0].attempt.kind,
+                )
+                return
+            half = len(flights) // 2
+            self._beat_all(flights[:half])
+            self._beat_all(flights[half:])
 
     def _send(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
@@ -88,10 +116,14 @@ class Heartbeat(Service):
                     self._connection.transaction(),
                     psycopg.Cursor(self._connection) as cursor,
                 ):
+                    send(cursor, statement("control/heartbeat", "limit_wait"), {})
                     current = self._plane.heartbeat(cursor, beats)
+            except psycopg.errors.LockNotAvailable:
+                raise
             except (psycopg.Error, OSError):
                 self._disconnect()
                 raise
+        self._telemetry.beat_sent()
         for flight, generation in zip(flights, generations, strict=True):
             if flight.pair in current:
                 flight.flushed = max(flight.flushed, generation)

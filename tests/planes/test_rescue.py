@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from awa_django.jobs import Attempt, Landed, Taken
 from awa_django.maintenance.rescue import LEASE_STALE, RECEIPT_STALE, UNANSWERED
 from awa_django.outcomes import Completed, DeadlineExceeded, Outcome, Rescued
-from awa_django.planes.base import Cursor, PastDeadline, Stale
+from awa_django.planes.base import Cursor, PastDeadline, Stale, Unanswered
 from awa_django.planes.queue_storage.rescue import (
     take_past_deadline,
     take_quiet_leases,
@@ -48,7 +49,7 @@ def past_deadline(cursor: Cursor) -> list[Taken]:
 
 
 def unanswered(cursor: Cursor) -> list[Taken]:
-    return take_unanswered(cursor, 500)
+    return take_unanswered(cursor, Unanswered())
 
 
 def rescued(world: World, take: Callable[[Cursor], list[Taken]], outcome: Outcome) -> list[Landed]:
@@ -143,7 +144,8 @@ def test_leases_and_receipts_are_not_taken_twice_in_one_transaction(world: World
     world.lease(leased, deadline="1 minute")
     world.lease(late, deadline="1 minute")
     world.age("1 hour")
-    taken = world.within(lambda cursor: world.plane.take(cursor, STALE))
+    receipts = replace(STALE, receipts=True)
+    taken = world.within(lambda cursor: world.plane.take(cursor, STALE) + world.plane.take(cursor, receipts))
     assert sorted(ids(taken)) == sorted([leased.job_id, plain.job_id, late.job_id])
 
 
@@ -312,7 +314,9 @@ def test_receipts_of_all_slots_are_looked_at(world: World) -> None:
 def test_attempts_to_be_passed_over_stay(world: World) -> None:
     first, second = world.running(job(), job())
     world.age()
-    taken = world.within(lambda cursor: take_quiet_receipts(cursor, STALE, passed_over=[first.job_id]))
+    taken = world.within(
+        lambda cursor: take_quiet_receipts(cursor, replace(STALE, passed_over=[first.job_id]))
+    )
     assert ids(taken) == [second.job_id]
 
 

@@ -377,11 +377,12 @@ def test_a_slot_of_ended_leases_gives_its_space_back(world: World) -> None:
     (attempt,) = world.running(job())
     world.lease(attempt)
     assert world.within(rings.rotate_lease_ring) is Turn.TURNED
-    assert world.within(lambda cursor: rings.prune_lease_slot(cursor, 0)) is Prune.HELD
+    result, gate = world.within(lambda cursor: rings.prune_lease_slot(cursor, 0))
+    assert (result, gate) == (Prune.HELD, "it has leases")
     world.end([attempt], Failed("no"))
     assert world.one("SELECT count(*) FROM awa.leases") == 0
     assert world.one("SELECT pg_relation_size('awa.leases_0')") > 0
-    assert world.within(lambda cursor: rings.prune_lease_slot(cursor, 0)) is Prune.PRUNED
+    assert world.within(lambda cursor: rings.prune_lease_slot(cursor, 0)) == (Prune.PRUNED, None)
     assert world.one("SELECT pg_relation_size('awa.leases_0')") == 0
 
 

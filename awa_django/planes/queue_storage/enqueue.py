@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -25,7 +25,7 @@ from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.validation import warn_of_size
 
-__all__ = ["Copied", "copy_jobs", "enqueue", "insert_ready"]
+__all__ = ["Copied", "Lane", "copy_jobs", "enqueue", "insert_ready", "register_lanes", "reserve_ids"]
 
 #: Rows that go to the driver in one piece.
 _CHUNK = 500
@@ -92,7 +92,7 @@ def copy_jobs(cursor: Cursor, jobs: Sequence[JobInsert], *, ids: Sequence[int] |
     lanes = _lanes(((jobs[index], index) for index in ready), survey.shards)
     order = [index for lane in sorted(lanes) for index in lanes[lane]] + deferred
     if ids is None:
-        copied.ids = dict(zip(order, _reserve_ids(cursor, len(order)), strict=True))
+        copied.ids = dict(zip(order, reserve_ids(cursor, len(order)), strict=True))
     else:
         copied.ids = {index: ids[index] for index in order}
     _claim_keys(cursor, jobs, copied)
@@ -107,7 +107,7 @@ def copy_jobs(cursor: Cursor, jobs: Sequence[JobInsert], *, ids: Sequence[int] |
         counts = {lane: len(members) for lane, members in sorted(lanes.items())}
         place = _reserve(cursor, counts, at_once=survey.can_reserve_at_once)
         _copy(cursor, "copy_ready", _ready_lines(jobs, copied.ids, lanes, place, survey.now))
-        _insert_segments(cursor, counts, place, survey.now)
+        _insert_segments(cursor, counts, place, [survey.now] * len(counts))
     if deferred:
         _copy(cursor, "copy_deferred", _deferred_lines(jobs, copied.ids, deferred, survey.now))
     return copied
@@ -116,12 +116,12 @@ def copy_jobs(cursor: Cursor, jobs: Sequence[JobInsert], *, ids: Sequence[int] |
 def insert_ready(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, datetime]:
     """Put jobs that were taken elsewhere at new positions of their lanes, earliest due first.
 
-    All get one ``run_at``, the time they were taken, so that a lane's positions form one segment (H-15). Their
-    unique claims are the caller's, taken before. Returns the ``run_at`` by job id.
+    A landing without ``run_at`` gets the time all were taken. A lane's positions form one segment whatever they are
+    due (H-15). Their unique claims are the caller's, taken before. Returns the ``run_at`` by job id.
     """
     if not landings:
         return {}
-    run_at = max(landing.taken.taken_at for landing in landings)
+    now = max(landing.taken.taken_at for landing in landings)
     survey = _survey(cursor, {landing.taken.queue for landing in landings})
     in_order = sorted(landings, key=lambda landing: (landing.taken.run_at, landing.taken.job_id))
     groups: dict[Lane, list[Landing]] = defaultdict(list)
@@ -137,6 +137,7 @@ def insert_ready(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, datet
         for offset, landing in enumerate(groups[lane])
     ]
     jobs = [landing.taken for landing, _, _ in rows]
+    run_at = [landing.run_at or now for landing, _, _ in rows]
     cursor.execute(
         statement("queue_storage/enqueue", "insert_ready"),
         {
@@ -146,7 +147,8 @@ def insert_ready(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, datet
             "job_ids": ints(job.job_id for job in jobs),
             "kinds": [job.kind for job in jobs],
             "queues": [job.queue for job in jobs],
-            "args": jsons(job.args for job in jobs),
+            # JSON null is a value here: the column takes no NULL.
+            "args": [text or "null" for text in jsons(job.args for job in jobs)],
             "priorities": ints(job.priority for job in jobs),
             "attempts": ints(landing.attempt for landing, _, _ in rows),
             "run_leases": ints(job.run_lease for job in jobs),
@@ -167,8 +169,8 @@ def insert_ready(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, datet
             ),
         },
     )
-    _insert_segments(cursor, counts, place, run_at)
-    return {job.job_id: run_at for job in jobs}
+    _insert_segments(cursor, counts, place, [groups[lane][0].run_at or now for lane in counts])
+    return {job.job_id: due for job, due in zip(jobs, run_at, strict=True)}
 
 
 def _pairs(rows: Sequence[tuple[Landing, int, int]]) -> Iterator[tuple[Landing, Any]]:
@@ -240,10 +242,7 @@ def _reserve(cursor: Cursor, counts: dict[Lane, int], *, at_once: bool) -> _Plac
         firsts = {Lane(queue, priority, shard): first for queue, priority, shard, first, _, _ in rows}
         return _Place(firsts, rows[0][4], rows[0][5])
 
-    cursor.execute(statement("queue_storage/enqueue", "lock_missing_lanes"), _lane_parameters(counts))
-    missing = {Lane(queue, priority, shard): 0 for queue, priority, shard, _ in cursor.fetchall()}
-    if missing:
-        cursor.execute(statement("queue_storage/enqueue", "register_lanes"), _lane_parameters(missing))
+    register_lanes(cursor, counts)
     cursor.execute(statement("queue_storage/enqueue", "reserve_registered_lanes"), _lane_parameters(counts))
     firsts = {Lane(queue, priority, shard): first for queue, priority, shard, first in cursor.fetchall()}
     cursor.execute(statement("queue_storage/enqueue", "read_ring"))
@@ -252,7 +251,18 @@ def _reserve(cursor: Cursor, counts: dict[Lane, int], *, at_once: bool) -> _Plac
     return _Place(firsts, *ring)
 
 
-def _insert_segments(cursor: Cursor, counts: dict[Lane, int], place: _Place, run_at: datetime) -> None:
+def register_lanes(cursor: Cursor, lanes: Iterable[Lane]) -> None:
+    """Make those of these lanes that nobody has used yet; holds their registration keys until the transaction ends."""
+    counts = dict.fromkeys(lanes, 0)
+    cursor.execute(statement("queue_storage/enqueue", "lock_missing_lanes"), _lane_parameters(counts))
+    missing = {Lane(queue, priority, shard): 0 for queue, priority, shard, _ in cursor.fetchall()}
+    if missing:
+        cursor.execute(statement("queue_storage/enqueue", "register_lanes"), _lane_parameters(missing))
+
+
+def _insert_segments(
+    cursor: Cursor, counts: dict[Lane, int], place: _Place, run_at: Sequence[datetime]
+) -> None:
     cursor.execute(
         statement("queue_storage/enqueue", "insert_segments"),
         {
@@ -268,7 +278,8 @@ def _insert_segments(cursor: Cursor, counts: dict[Lane, int], place: _Place, run
 # Ids and unique keys
 
 
-def _reserve_ids(cursor: Cursor, total: int) -> Sequence[int]:
+def reserve_ids(cursor: Cursor, total: int) -> Sequence[int]:
+    """So many new ids of queue storage, ascending."""
     cursor.execute(statement("queue_storage/enqueue", "reserve_ids"), {"total": total})
     row = cursor.fetchone()
     assert row is not None

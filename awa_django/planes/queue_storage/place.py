@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from awa_django.jobs import Landed, Landing, join_payload
+from awa_django.jobs import Landed, Landing, Taken, join_payload
 from awa_django.planes.base import Cursor, send
 from awa_django.planes.queue_storage.arrays import ints, jsons
-from awa_django.planes.queue_storage.enqueue import insert_ready
+from awa_django.planes.queue_storage.enqueue import Lane, insert_ready, register_lanes
+from awa_django.planes.unique import acquire, release
 from awa_django.sql import statement
 from awa_django.states import JobState
-from awa_django.transitions import duplicate_of
+from awa_django.transitions import RESCHEDULED_DUPLICATE, RESCUED_DUPLICATE, duplicate_of
 
-__all__ = ["place"]
-
-Keys = Iterable[tuple[bytes | None, int]]
+__all__ = ["drop", "follow_unique_claims", "place"]
 
 
-def _release(cursor: Cursor, keys: Keys) -> None:
-    """Let go of unique keys that these jobs hold."""
-    pairs = list(keys)
-    if pairs:
-        send(cursor, statement("queue_storage/place", "release_claims"), _claim_parameters(pairs))
-
-
-def _acquire(cursor: Cursor, keys: Keys) -> set[int]:
-    """Take unique keys; returns the jobs that did not get theirs.
-
-    Of several jobs that want one key here the first gets it. Waits for other transactions that take one.
-    """
-    wanted: dict[bytes | None, int] = {}
-    lost: set[int] = set()
-    for key, job_id in keys:
-        if wanted.setdefault(key, job_id) != job_id:
-            lost.add(job_id)
-    if not wanted:
-        return lost
-    cursor.execute(
-        statement("queue_storage/place", "acquire_claims"), _claim_parameters(list(wanted.items()))
-    )
-    held = {job_id for (job_id,) in cursor.fetchall()}
-    return lost | (set(wanted.values()) - held)
-
-
-def _claim_parameters(pairs: Sequence[tuple[bytes | None, int]]) -> dict[str, Any]:
-    return {"unique_keys": [key for key, _ in pairs], "job_ids": ints(job_id for _, job_id in pairs)}
-
-
-def place(cursor: Cursor, landings: Sequence[Landing]) -> list[Landed]:
+def place(cursor: Cursor, landings: Sequence[Landing], *, arriving: bool = False) -> list[Landed]:
     """Write every landing where its state belongs, with its unique claim.
 
     A job that may not enter its state, because a newer one holds the key, ends as a cancelled duplicate;
-    the others are not affected.
+    the others are not affected. Jobs that are ``arriving`` come from the other plane and hold no key yet.
     """
-    settled = _follow_unique_claims(cursor, landings)
+    settled = follow_unique_claims(cursor, landings, arriving=arriving)
     rows: dict[Callable[..., dict[int, Any]], list[Landing]] = {}
     for landing, _ in settled:
         rows.setdefault(_table(landing), []).append(landing)
@@ -67,31 +36,47 @@ def place(cursor: Cursor, landings: Sequence[Landing]) -> list[Landed]:
     ]
 
 
-def _follow_unique_claims(cursor: Cursor, landings: Sequence[Landing]) -> list[tuple[Landing, bool]]:
+def drop(cursor: Cursor, taken: Sequence[Taken]) -> None:
+    """Let go of the unique keys of taken jobs, which go nowhere."""
+    release(cursor, ((job.unique_key, job.job_id) for job in taken if job.claims(job.state)))
+
+
+def follow_unique_claims(
+    cursor: Cursor, landings: Sequence[Landing], *, arriving: bool = False
+) -> list[tuple[Landing, bool]]:
     """The landings as they may be written, each with whether it became a duplicate."""
     keyed = [landing for landing in landings if landing.taken.unique_key is not None]
     if not keyed:
         return [(landing, False) for landing in landings]
+
+    def holds(taken: Taken) -> bool:
+        return not arriving and taken.claims(taken.state)
+
+    def may_hold(taken: Taken) -> bool:
+        # Reference clients do not let go of the key of the running state when they park.
+        parked = taken.state is JobState.WAITING_EXTERNAL
+        return holds(taken) or (parked and taken.claims(JobState.RUNNING))
+
     # A landing made a duplicate by the caller is an ordinary landing here.
-    _release(
+    release(
         cursor,
         (
             (item.taken.unique_key, item.taken.job_id)
             for item in keyed
-            if item.taken.claims(item.taken.state)
-            and not (item.keeps_unique and item.taken.claims(item.state))
+            if may_hold(item.taken) and not (item.keeps_unique and item.taken.claims(item.state))
         ),
     )
-    lost = _acquire(
+    lost = acquire(
         cursor,
         (
             (item.taken.unique_key, item.taken.job_id)
             for item in keyed
-            if item.keeps_unique and item.taken.claims(item.state) and not item.taken.claims(item.taken.state)
+            if item.keeps_unique and item.taken.claims(item.state) and not holds(item.taken)
         ),
     )
+    text = RESCHEDULED_DUPLICATE if arriving else RESCUED_DUPLICATE
     return [
-        (duplicate_of(landing), True) if landing.taken.job_id in lost else (landing, False)
+        (duplicate_of(landing, text=text), True) if landing.taken.job_id in lost else (landing, False)
         for landing in landings
     ]
 
@@ -121,7 +106,8 @@ def _body(landings: Sequence[Landing]) -> dict[str, Any]:
         "job_ids": ints(job.job_id for job in taken),
         "kinds": [job.kind for job in taken],
         "queues": [job.queue for job in taken],
-        "args": jsons(job.args for job in taken),
+        # JSON null is a value here: the column takes no NULL.
+        "args": [text or "null" for text in jsons(job.args for job in taken)],
         "priorities": ints(job.priority for job in taken),
         "attempts": ints(landing.attempt for landing in landings),
         "run_leases": ints(job.run_lease for job in taken),
@@ -148,6 +134,7 @@ def _insert_deferred(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, A
             "states": [landing.state.value for landing in landings],
             "taken_at": [landing.taken.taken_at for landing in landings],
             "delays": [landing.delay for landing in landings],
+            "run_at": [landing.run_at for landing in landings],
             "payloads": jsons(_payload(landing) for landing in landings),
         },
     )
@@ -163,8 +150,16 @@ def _elided(landing: Landing) -> dict[str, Any] | None:
     return None if payload is None or payload == (taken.stored_payload or {}) else payload
 
 
+def _ran(job: Taken) -> bool:
+    """Whether it was an attempt that was taken, which other clients store without its body."""
+    return job.state in (JobState.RUNNING, JobState.WAITING_EXTERNAL)
+
+
 def _insert_done(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, Any]:
     taken = [landing.taken for landing in landings]
+    # A job that had no position is counted with the lane's first shard, which may not have been used before.
+    if unlaned := {Lane(job.queue, job.priority, 0) for job in taken if job.lane_seq is None}:
+        register_lanes(cursor, unlaned)
     send(
         cursor,
         statement("queue_storage/place", "insert_done"),
@@ -177,6 +172,7 @@ def _insert_done(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, Any]:
             "shards": ints(job.enqueue_shard for job in taken),
             "run_at": [job.run_at for job in taken],
             "payloads": jsons(_elided(landing) for landing in landings),
+            "whole": [not (_ran(job) and job.lane_seq is not None) for job in taken],
         },
     )
     return {}
@@ -191,6 +187,7 @@ def _insert_dead(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, Any]:
             "run_at": [landing.taken.run_at for landing in landings],
             "payloads": jsons(_payload(landing) or {} for landing in landings),
             "reasons": [landing.dlq_reason for landing in landings],
+            "taken_at": [landing.taken.taken_at for landing in landings],
         },
     )
     return {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from awa_django.jobs import Taken
 from awa_django.planes.base import Cursor, Due
 from awa_django.planes.queue_storage.arrays import ints
@@ -13,15 +11,15 @@ from awa_django.sql import statement
 __all__ = ["take_due"]
 
 
-def take_due(cursor: Cursor, guard: Due, *, passed_over: Collection[int] = ()) -> list[Taken]:
+def take_due(cursor: Cursor, guard: Due) -> list[Taken]:
     """Lift deferred jobs of one state that are due, in the order run_at, priority, id.
 
-    Jobs of paused queues stay, and so do those in ``passed_over``: ids that could not be placed before.
+    Jobs of paused queues stay.
     All share one ``taken_at``, so that a batch becomes one segment per lane (H-15). Locks the deferred
     rows, passing over those another transaction holds.
     """
     cursor.execute(
         statement("queue_storage/promote", "take_due"),
-        {"state": guard.state.value, "limit": guard.limit, "passed_over": ints(passed_over)},
+        {"state": guard.state.value, "limit": guard.limit, "passed_over": ints(guard.passed_over)},
     )
     return [taken_row(row) for row in cursor.fetchall()]

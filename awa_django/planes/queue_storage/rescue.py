@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from awa_django.jobs import Taken
-from awa_django.planes.base import Cursor, PastDeadline, Stale
+from awa_django.planes.base import Cursor, PastDeadline, Stale, Unanswered
 from awa_django.planes.queue_storage.arrays import ints
 from awa_django.planes.queue_storage.take import taken_row
 from awa_django.sql import statement
@@ -37,20 +37,12 @@ class _Receipt(NamedTuple):
         return self.job_id, self.run_lease
 
 
-def take_stale(cursor: Cursor, guard: Stale, *, passed_over: Collection[int] = ()) -> list[Taken]:
-    """Lift running attempts without a sign of life, leases and then receipts.
-
-    Whoever words the error differently for the two calls :func:`take_quiet_leases` and
-    :func:`take_quiet_receipts` instead.
-    """
-    taken = take_quiet_leases(cursor, guard, passed_over=passed_over)
-    if len(taken) < guard.limit:
-        rest = Stale(guard.silence, guard.limit - len(taken))
-        taken += take_quiet_receipts(cursor, rest, passed_over=passed_over)
-    return taken
+def take_stale(cursor: Cursor, guard: Stale) -> list[Taken]:
+    """Lift running attempts without a sign of life: those with a lease, or those with a receipt alone."""
+    return take_quiet_receipts(cursor, guard) if guard.receipts else take_quiet_leases(cursor, guard)
 
 
-def take_quiet_leases(cursor: Cursor, guard: Stale, *, passed_over: Collection[int] = ()) -> list[Taken]:
+def take_quiet_leases(cursor: Cursor, guard: Stale) -> list[Taken]:
     """Lift running attempts that have a lease and gave no sign of life, longest silence first.
 
     Closes their receipts as ``rescue`` and removes lease and attempt state. Attempts on which anybody else
@@ -61,12 +53,12 @@ def take_quiet_leases(cursor: Cursor, guard: Stale, *, passed_over: Collection[i
         "quiet_leases",
         silence=guard.silence,
         limit=guard.limit,
-        passed_over=ints(passed_over),
+        passed_over=ints(guard.passed_over),
     )
     return _take_leases(cursor, found, "hold_quiet_leases", silence=guard.silence)
 
 
-def take_quiet_receipts(cursor: Cursor, guard: Stale, *, passed_over: Collection[int] = ()) -> list[Taken]:
+def take_quiet_receipts(cursor: Cursor, guard: Stale) -> list[Taken]:
     """Lift running attempts without a lease whose claim and last heartbeat are both too long ago.
 
     Closes their receipts as ``rescued``. At most 10 000 open receipts of a claim slot are looked at in one
@@ -83,18 +75,16 @@ def take_quiet_receipts(cursor: Cursor, guard: Stale, *, passed_over: Collection
             scan="old_receipts",
             move="move_stale_cursor",
             label="rescued",
-            passed_over=passed_over,
+            passed_over=guard.passed_over,
             silence=guard.silence,
         )
     return taken
 
 
-def take_past_deadline(
-    cursor: Cursor, guard: PastDeadline, *, passed_over: Collection[int] = ()
-) -> list[Taken]:
+def take_past_deadline(cursor: Cursor, guard: PastDeadline) -> list[Taken]:
     """Lift running attempts that outlived their deadline: leases, closed as ``rescue``, then row receipts, closed
     as ``deadline_expired``. Compact receipts have no deadline."""
-    found = _receipts(cursor, "expired_leases", limit=guard.limit, passed_over=ints(passed_over))
+    found = _receipts(cursor, "expired_leases", limit=guard.limit, passed_over=ints(guard.passed_over))
     taken = _take_leases(cursor, found, "hold_expired_leases")
     for slot in _slots(cursor):
         if len(taken) >= guard.limit:
@@ -106,17 +96,17 @@ def take_past_deadline(
             scan="overdue_receipts",
             move="move_deadline_cursor",
             label="deadline_expired",
-            passed_over=passed_over,
+            passed_over=guard.passed_over,
         )
     return taken
 
 
-def take_unanswered(cursor: Cursor, limit: int, *, passed_over: Collection[int] = ()) -> list[Taken]:
+def take_unanswered(cursor: Cursor, guard: Unanswered) -> list[Taken]:
     """Lift attempts whose callback did not come in time, earliest first; their receipts are closed as ``rescue``.
 
     Only parked ones: a callback that was registered and not waited for yet has no effect when its time is up.
     """
-    found = _receipts(cursor, "unanswered_leases", limit=limit, passed_over=ints(passed_over))
+    found = _receipts(cursor, "unanswered_leases", limit=guard.limit, passed_over=ints(guard.passed_over))
     return _take_leases(cursor, found, "hold_unanswered_leases")
 
 
@@ -126,7 +116,17 @@ def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: A
 
 
 def _receipts(cursor: Cursor, name: str, **values: Any) -> list[_Receipt]:
+    """Where the receipts of the leases lie that a statement finds."""
     _execute(cursor, name, **values)
+    found: list[Pair] = cursor.fetchall()
+    if not found:
+        return []
+    _execute(
+        cursor,
+        "receipts_of_leases",
+        job_ids=ints(job_id for job_id, _ in found),
+        run_leases=ints(run_lease for _, run_lease in found),
+    )
     return [_Receipt(*row) for row in cursor.fetchall()]
 
 
@@ -182,7 +182,7 @@ def _take_leases(cursor: Cursor, found: Sequence[_Receipt], recheck: str, **valu
     held = [receipt for receipt in held if receipt.pair in still]
     if not held:
         return []
-    _execute(cursor, "take_held_leases", **_coordinates(held))
+    _execute(cursor, "take_held_leases", **_coordinates(held), labels=["rescue"] * len(held))
     return [taken_row(row) for row in cursor.fetchall()]
 
 

@@ -28,6 +28,7 @@ from awa_django.planes.base import Cursor
 from awa_django.sql import statement
 
 __all__ = [
+    "Gate",
     "Look",
     "Prune",
     "Ring",
@@ -95,7 +96,9 @@ class Look:
     """What one cheap statement tells the leader.
 
     ``due_in`` is in seconds until the next deferred job of a queue that is not paused, negative when it is
-    overdue, None when there is none. ``operations`` says that a bulk operation is unfinished.
+    overdue, None when there is none; ``canonical_due_in`` the same for the canonical tables, paused or not.
+    ``canonical`` says that those hold jobs, ``dirty`` that cached counters are out of date, ``operations`` that a bulk
+    operation is unfinished.
     """
 
     now: datetime
@@ -104,6 +107,9 @@ class Look:
     claim: Ring
     lease: Ring
     operations: bool
+    canonical_due_in: float | None = None
+    canonical: bool = False
+    dirty: bool = False
 
 
 def look(cursor: Cursor) -> Look:
@@ -111,7 +117,7 @@ def look(cursor: Cursor) -> Look:
     cursor.execute(statement("queue_storage/look", "look"), {})
     row = cursor.fetchone()
     assert row is not None
-    now, due_in, queue, queue_sizes, claim, claim_sizes, lease, lease_sizes, operations = row
+    now, due_in, queue, queue_sizes, claim, claim_sizes, lease, lease_sizes, operations, *canonical = row
     return Look(
         now=now,
         due_in=due_in,
@@ -119,6 +125,9 @@ def look(cursor: Cursor) -> Look:
         claim=Ring(claim, tuple(claim_sizes)),
         lease=Ring(lease, tuple(lease_sizes)),
         operations=operations,
+        canonical_due_in=canonical[0],
+        canonical=canonical[1],
+        dirty=canonical[2],
     )
 
 
@@ -143,6 +152,17 @@ class Prune(StrEnum):
     HELD = "held"
     #: The slot is current, or became so.
     CURRENT = "current"
+
+
+class Gate(str):
+    """What keeps a slot from being emptied, in words; ``reason`` is what all clients call it."""
+
+    reason: str
+
+    def __new__(cls, text: str, reason: str) -> Gate:
+        gate = super().__new__(cls, text)
+        gate.reason = reason
+        return gate
 
 
 def _run(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> Any:
@@ -203,22 +223,25 @@ def slot_rows(cursor: Cursor, slot: int) -> int:
     return int(_run(cursor, "queue_slot_rows", child=slot, slot=slot)[0])
 
 
-def queue_slot_gate(cursor: Cursor, slot: int) -> str | None:
+def queue_slot_gate(cursor: Cursor, slot: int) -> Gate | None:
     """What keeps a slot of the queue ring from being emptied, in words with an example, or None.
 
     Judged over the whole child, whatever generation its rows are of (H-03).
     """
     leased, pending, unbalanced = _run(cursor, "queue_slot_gates", child=slot, slot=slot)
     if leased is not None:
-        return f"job {leased} runs or waits for a callback"
+        return Gate(f"job {leased} runs or waits for a callback", "queue.active_leases")
     if pending is not None:
-        return f"job {pending} has not been handed out, or its lane has not been looked at since"
+        return Gate(
+            f"job {pending} has not been handed out, or its lane has not been looked at since",
+            "queue.pending_ready",
+        )
     if unbalanced:
-        return "receipts of its jobs are open"
+        return Gate("receipts of its jobs are open", "queue.unclosed_claim_refs")
     return None
 
 
-def prune_queue_slot(cursor: Cursor, slot: int, *, failed_retention: timedelta) -> tuple[Prune, str | None]:
+def prune_queue_slot(cursor: Cursor, slot: int, *, failed_retention: timedelta) -> tuple[Prune, Gate | None]:
     """Empty a sealed slot of the queue ring, if nothing in it is needed; the second value is what holds it.
 
     Failed jobs younger than ``failed_retention`` are written again into the current slot (none if it is zero);
@@ -307,7 +330,7 @@ def rotate_claim_ring(cursor: Cursor) -> Turn:
     return _turn(cursor, "claim", reach=1_000)
 
 
-def prune_claim_slot(cursor: Cursor, slot: int) -> tuple[Prune, str | None]:
+def prune_claim_slot(cursor: Cursor, slot: int) -> tuple[Prune, Gate | None]:
     """Empty a sealed slot of the claim ring, if every receipt in it has its one closure."""
     generation, slot_count = _run(cursor, "hold_claim_ring")
     if slot == generation % slot_count:
@@ -326,12 +349,12 @@ def prune_claim_slot(cursor: Cursor, slot: int) -> tuple[Prune, str | None]:
     return Prune.PRUNED, None
 
 
-def _claim_gate(cursor: Cursor, slot: int) -> str | None:
+def _claim_gate(cursor: Cursor, slot: int) -> Gate | None:
     open_receipts = _run(cursor, "claim_slot_balance", child=slot)[0]
     if open_receipts > 0:
-        return f"{open_receipts} receipts are open"
+        return Gate(f"{open_receipts} receipts are open", "claim.open")
     if open_receipts < 0:
-        return f"{-open_receipts} receipts were closed twice (H-06)"
+        return Gate(f"{-open_receipts} receipts were closed twice (H-06)", "claim.open")
     return None
 
 
@@ -343,16 +366,17 @@ def rotate_lease_ring(cursor: Cursor) -> Turn:
     return _turn(cursor, "lease", reach=1)
 
 
-def prune_lease_slot(cursor: Cursor, slot: int) -> Prune:
+def prune_lease_slot(cursor: Cursor, slot: int) -> tuple[Prune, Gate | None]:
     """Give back the space of a sealed slot of the lease ring whose leases have all ended."""
     generation, slot_count = _run(cursor, "hold_lease_ring")
     if slot == generation % slot_count:
-        return Prune.CURRENT
+        return Prune.CURRENT, None
+    held = Prune.HELD, Gate("it has leases", "lease.active")
     if _is_used(cursor, "lease", slot):
-        return Prune.HELD
+        return held
     _run(cursor, "limit_lock_waits")
     _run(cursor, "lock_lease_slot", child=slot)
     if _is_used(cursor, "lease", slot):
-        return Prune.HELD
+        return held
     _run(cursor, "empty_lease_slot", child=slot)
-    return Prune.PRUNED
+    return Prune.PRUNED, None

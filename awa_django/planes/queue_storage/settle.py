@@ -15,7 +15,7 @@ from awa_django.planes.queue_storage.take import lock_attempts, take_attempts
 from awa_django.sql import statement
 from awa_django.transitions import Transition, land
 
-__all__ = ["is_compact", "settle"]
+__all__ = ["finish", "is_compact"]
 
 #: Provenance that a compact completion may carry, since readers find it in the ready row.
 _PROVENANCE = frozenset({"_awa_original_priority", "_awa_original_queue"})
@@ -28,7 +28,7 @@ def is_compact(transition: Transition) -> bool:
     more than that: no key, tags, errors or metadata. (contract: queue-storage/complete section 1)
     """
     attempt = transition.attempt
-    if not isinstance(transition.outcome, Completed) or attempt.batch_id is None:
+    if not isinstance(transition.outcome, Completed) or attempt.batch_id is None or transition.has_lease:
         return False
     if attempt.unique_key is not None or transition.metadata:
         return False
@@ -43,7 +43,7 @@ def is_compact(transition: Transition) -> bool:
     )
 
 
-def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
+def finish(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
     """Write the ends of attempts in the caller's transaction.
 
     Successes of plain jobs go in one statement for all; whatever that one misses, and everything else, is
@@ -70,9 +70,9 @@ def settle(cursor: Cursor, transitions: Sequence[Transition]) -> Settlement:
         return Settlement(completed, finalized_at)
     taken = take_attempts(cursor, Leases([item.attempt for item in rest], [item.closes for item in rest]))
     landed = place(cursor, land(taken, rest))
-    found = {(job.job_id, job.run_lease) for job in taken}
-    stale = [item for item in rest if (item.attempt.job_id, item.attempt.run_lease) not in found]
-    return Settlement(completed, finalized_at, landed, stale)
+    by_pair = {item.pair: item for item in rest}
+    ended = [by_pair.pop(item.landing.taken.pair) for item in landed]
+    return Settlement(completed, finalized_at, landed, ended, list(by_pair.values()))
 
 
 def _by_slots(transitions: Sequence[Transition]) -> list[list[Transition]]:

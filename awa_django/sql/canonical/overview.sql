@@ -53,3 +53,18 @@ SELECT queue, extract(epoch FROM statement_timestamp() - min(run_at))::double pr
 FROM awa.jobs_hot
 WHERE state = 'available'
 GROUP BY queue;
+
+-- name: kinds
+-- Kinds of jobs that have not started.
+-- rows:  one for each kind
+-- locks: none
+SELECT kind, count(*)
+FROM (
+    SELECT kind
+    FROM awa.jobs_hot
+    WHERE state = 'available'
+    UNION ALL
+    SELECT kind
+    FROM awa.scheduled_jobs
+) AS waiting
+GROUP BY kind;

@@ -1,10 +1,15 @@
 -- Storing new jobs where the transition state sends them (contract: queue-storage/enqueue section 9).
+--
+-- The last column of each insert wakes the workers of the queue. Our own insert function does that by itself, and the
+-- second notice of a transaction costs nothing; that of an adopted schema does not when it stores canonical jobs.
 
 -- name: insert_job
 -- One job, on whichever engine takes new jobs.
 -- rows:  its id and times
 -- locks: the lane's allocation key until the transaction ends; a unique claim
-SELECT id, run_at, created_at
+SELECT
+    job.id, job.run_at, job.created_at,
+    CASE WHEN job.state = 'available' THEN pg_notify('awa:' || job.queue, '')::text END AS woken
 FROM awa.insert_job_compat(
     p_kind => %(kind)s::text,
     p_queue => %(queue)s::text,
@@ -18,7 +23,7 @@ FROM awa.insert_job_compat(
     p_unique_key => %(unique_key)s::bytea,
     p_unique_states => %(unique_states)s::bit(8),
     p_ordering_key => %(ordering_key)s::bytea
-);
+) AS job;
 
 -- name: insert_unique_job
 -- One job, unless its key is held. A holder that commits while this waits for it raises 23505 on
@@ -34,7 +39,9 @@ free AS MATERIALIZED (
     SELECT %(kind)s::text AS kind
     WHERE NOT EXISTS (SELECT FROM holder)
 )
-SELECT job.id, job.run_at, job.created_at, NULL::bigint AS holder_id
+SELECT
+    job.id, job.run_at, job.created_at, NULL::bigint AS holder_id,
+    CASE WHEN job.state = 'available' THEN pg_notify('awa:' || job.queue, '')::text END AS woken
 FROM free
 CROSS JOIN LATERAL awa.insert_job_compat(
     p_kind => free.kind,
@@ -51,7 +58,7 @@ CROSS JOIN LATERAL awa.insert_job_compat(
     p_ordering_key => %(ordering_key)s::bytea
 ) AS job
 UNION ALL
-SELECT NULL, NULL, NULL, holder.job_id
+SELECT NULL, NULL, NULL, holder.job_id, NULL
 FROM holder;
 
 -- name: holders
@@ -72,7 +79,9 @@ SELECT awa.active_queue_storage_schema();
 -- Many jobs through the insert function, in the order given.
 -- rows:  for each its place in the order, from 1, and its id
 -- locks: as insert_job, for each
-SELECT given.place, job.id
+SELECT
+    given.place, job.id,
+    CASE WHEN job.state = 'available' THEN pg_notify('awa:' || job.queue, '')::text END AS woken
 FROM unnest(
     %(kinds)s::text[], %(queues)s::text[], %(args)s::jsonb[], %(states)s::awa.job_state[],
     %(priorities)s::smallint[], %(max_attempts)s::smallint[], %(run_at)s::timestamptz[], %(metadata)s::jsonb[],
@@ -96,28 +105,15 @@ CROSS JOIN LATERAL awa.insert_job_compat(
     p_ordering_key => given.ordering_key
 ) AS job;
 
--- name: insert_canonical
--- Jobs whose ids were handed out before, into the canonical tables.
--- rows:  none
--- locks: unique claims
-INSERT INTO awa.jobs (
-    id, kind, queue, args, state, priority, max_attempts, run_at, metadata, tags, unique_key, unique_states
-)
-SELECT
-    given.id, given.kind, given.queue, given.args, given.state, given.priority, given.max_attempts, given.run_at,
-    given.metadata, ARRAY(SELECT jsonb_array_elements_text(given.tags)), given.unique_key,
-    given.unique_states::bit(8)
-FROM unnest(
-    %(ids)s::bigint[], %(kinds)s::text[], %(queues)s::text[], %(args)s::jsonb[], %(states)s::awa.job_state[],
-    %(priorities)s::smallint[], %(max_attempts)s::smallint[], %(run_at)s::timestamptz[], %(metadata)s::jsonb[],
-    %(tags)s::jsonb[], %(unique_keys)s::bytea[], %(unique_states)s::text[]
-) AS given (
-    id, kind, queue, args, state, priority, max_attempts, run_at, metadata, tags, unique_key, unique_states
-);
-
 -- name: hand_out_ids
 -- Ids for jobs that are stored later, from the sequence of the engine that takes new jobs now.
--- rows:  one for each id
+-- rows:  one for each id, with the schema that takes them; NULL stands for the canonical tables
 -- locks: none
-SELECT nextval(CASE WHEN awa.active_queue_storage_schema() IS NULL THEN 'awa.jobs_id_seq' ELSE 'awa.job_id_seq' END)
-FROM generate_series(1, %(total)s);
+WITH route AS MATERIALIZED (
+    SELECT awa.active_queue_storage_schema() AS schema
+)
+SELECT
+    nextval(CASE WHEN route.schema IS NULL THEN 'awa.jobs_id_seq' ELSE 'awa.job_id_seq' END),
+    route.schema
+FROM route
+CROSS JOIN generate_series(1, %(total)s);

@@ -1,7 +1,8 @@
 -- What a worker says about itself (contract: runtime/instances, schema section 5.7).
 
 -- name: report
--- Write this process's row anew.
+-- Write this process's row anew. One that serves the canonical tables could also serve queue storage, as long as
+-- nothing goes there.
 -- rows:  none
 -- locks: one runtime_instances row
 INSERT INTO awa.runtime_instances (
@@ -13,8 +14,18 @@ INSERT INTO awa.runtime_instances (
 VALUES (
     %(instance_id)s, %(hostname)s, %(pid)s, %(version)s, %(started_at)s, now(), %(interval_ms)s, %(healthy)s,
     true, %(poll_loop_alive)s, %(heartbeat_alive)s, %(maintenance_alive)s, %(shutting_down)s, %(leader)s,
-    NULL, %(queues)s::text::jsonb, %(queue_hashes)s::text::jsonb, %(kind_hashes)s::text::jsonb,
-    'queue_storage', 'auto'
+    %(global_max_workers)s, %(queues)s::text::jsonb, %(queue_hashes)s::text::jsonb, %(kind_hashes)s::text::jsonb,
+    CASE
+        WHEN %(is_canonical)s
+            AND EXISTS (
+                SELECT
+                FROM awa.storage_transition_state
+                WHERE singleton AND state IN ('mixed_transition', 'active')
+            )
+            THEN 'canonical_drain_only'
+        ELSE 'queue_storage'
+    END,
+    %(role)s
 )
 ON CONFLICT (instance_id) DO UPDATE
 SET last_seen_at = excluded.last_seen_at,
@@ -92,16 +103,3 @@ SET display_name = excluded.display_name,
         ELSE excluded.updated_at
     END,
     last_seen_at = excluded.last_seen_at;
-
--- name: storage_status
--- Which engine is in force.
--- rows:  one
--- locks: none
-SELECT state, active_engine, prepared_engine, details
-FROM awa.storage_status();
-
--- name: promote_if_fresh
--- Put queue storage in force where nothing was ever stored and nobody runs.
--- rows:  one
--- locks: the transition's row
-SELECT awa.storage_auto_finalize_if_fresh('awa');

@@ -139,11 +139,11 @@ WITH segments AS (
     )
     SELECT
         %(slot)s::integer, %(generation)s::bigint, lane.queue, lane.priority, lane.enqueue_shard,
-        lane.first_lane_seq, lane.first_lane_seq + lane.total, %(run_at)s::timestamptz
+        lane.first_lane_seq, lane.first_lane_seq + lane.total, lane.run_at
     FROM unnest(
         %(queues)s::text[], %(priorities)s::smallint[], %(shards)s::smallint[], %(firsts)s::bigint[],
-        %(counts)s::bigint[]
-    ) AS lane (queue, priority, enqueue_shard, first_lane_seq, total)
+        %(counts)s::bigint[], %(run_at)s::timestamptz[]
+    ) AS lane (queue, priority, enqueue_shard, first_lane_seq, total, run_at)
     ON CONFLICT (ready_slot, ready_generation, queue, priority, enqueue_shard, first_lane_seq) DO NOTHING
 )
 SELECT pg_notify('awa:' || woken.queue, '')
@@ -159,14 +159,14 @@ INSERT INTO awa.ready_entries (
 )
 SELECT
     %(slot)s::integer, %(generation)s::bigint, job.job_id, job.kind, job.queue, job.args, job.priority, job.attempt,
-    job.run_lease, job.max_attempts, job.lane_seq, job.enqueue_shard, %(run_at)s::timestamptz, job.attempted_at,
+    job.run_lease, job.max_attempts, job.lane_seq, job.enqueue_shard, job.run_at, job.attempted_at,
     job.created_at, job.unique_key, job.unique_states, job.payload
 FROM unnest(
     %(job_ids)s::bigint[], %(kinds)s::text[], %(queues)s::text[], %(args)s::jsonb[], %(priorities)s::smallint[],
     %(attempts)s::smallint[], %(run_leases)s::bigint[], %(max_attempts)s::smallint[], %(lane_seqs)s::bigint[],
-    %(shards)s::smallint[], %(attempted_at)s::timestamptz[], %(created_at)s::timestamptz[],
-    %(unique_keys)s::bytea[], %(unique_states)s::text[], %(payloads)s::jsonb[]
+    %(shards)s::smallint[], %(run_at)s::timestamptz[], %(attempted_at)s::timestamptz[],
+    %(created_at)s::timestamptz[], %(unique_keys)s::bytea[], %(unique_states)s::text[], %(payloads)s::jsonb[]
 ) AS job (
-    job_id, kind, queue, args, priority, attempt, run_lease, max_attempts, lane_seq, enqueue_shard, attempted_at,
-    created_at, unique_key, unique_states, payload
+    job_id, kind, queue, args, priority, attempt, run_lease, max_attempts, lane_seq, enqueue_shard, run_at,
+    attempted_at, created_at, unique_key, unique_states, payload
 );

@@ -6,11 +6,11 @@
 -- rows:  one
 -- locks: none that anybody but the emptying of a slot waits for
 SELECT
-    statement_timestamp() AS now,
+    clock.now,
     extract(
         epoch FROM least(
             (
-                SELECT run_at
+                SELECT greatest(least(run_at, clock.tomorrow), clock.yesterday)
                 FROM awa.deferred_jobs
                 WHERE state = 'scheduled'
                     AND queue <> ALL (ARRAY(SELECT queue FROM awa.queue_meta WHERE paused))
@@ -18,14 +18,14 @@ SELECT
                 LIMIT 1
             ),
             (
-                SELECT run_at
+                SELECT greatest(least(run_at, clock.tomorrow), clock.yesterday)
                 FROM awa.deferred_jobs
                 WHERE state = 'retryable'
                     AND queue <> ALL (ARRAY(SELECT queue FROM awa.queue_meta WHERE paused))
                 ORDER BY run_at
                 LIMIT 1
             )
-        ) - statement_timestamp()
+        ) - clock.now
     )::double precision AS due_in,
     queue_ring.generation AS queue_generation,
     ARRAY(
@@ -61,13 +61,34 @@ SELECT
     ) AS operations,
     extract(
         epoch FROM least(
-            (SELECT run_at FROM awa.scheduled_jobs WHERE state = 'scheduled' ORDER BY run_at LIMIT 1),
-            (SELECT run_at FROM awa.scheduled_jobs WHERE state = 'retryable' ORDER BY run_at LIMIT 1)
-        ) - statement_timestamp()
+            (
+                SELECT greatest(least(run_at, clock.tomorrow), clock.yesterday)
+                FROM awa.scheduled_jobs
+                WHERE state = 'scheduled'
+                ORDER BY run_at
+                LIMIT 1
+            ),
+            (
+                SELECT greatest(least(run_at, clock.tomorrow), clock.yesterday)
+                FROM awa.scheduled_jobs
+                WHERE state = 'retryable'
+                ORDER BY run_at
+                LIMIT 1
+            )
+        ) - clock.now
     )::double precision AS canonical_due_in,
     EXISTS (SELECT FROM awa.jobs_hot) OR EXISTS (SELECT FROM awa.scheduled_jobs) AS canonical,
     -- Where queue storage is in force nobody reads the cached counters of the canonical tables.
     NOT EXISTS (SELECT FROM awa.runtime_storage_backends)
         AND (EXISTS (SELECT FROM awa.admin_dirty_queue_marks) OR EXISTS (SELECT FROM awa.admin_dirty_kind_marks))
         AS dirty
-FROM awa.queue_ring_state AS queue_ring, awa.claim_ring_state AS claim_ring, awa.lease_ring_state AS lease_ring;
+FROM awa.queue_ring_state AS queue_ring,
+    awa.claim_ring_state AS claim_ring,
+    awa.lease_ring_state AS lease_ring,
+    (
+        SELECT
+            statement_timestamp() AS now,
+            -- A job may be due at an infinite time, from which nothing can be subtracted.
+            statement_timestamp() - interval '1 day' AS yesterday,
+            statement_timestamp() + interval '1 day' AS tomorrow
+    ) AS clock;

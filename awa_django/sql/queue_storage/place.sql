@@ -1,28 +1,7 @@
 -- Putting taken jobs where they go (contract: queue-storage/attempts section 2, rescue section 6).
 
--- name: release_claims
--- Let go of unique keys, each only if this job holds it.
--- rows:  none
--- locks: unique-claim rows
-DELETE FROM awa.job_unique_claims AS claim
-USING unnest(%(unique_keys)s::bytea[], %(job_ids)s::bigint[]) AS released (unique_key, job_id)
-WHERE claim.unique_key = released.unique_key AND claim.job_id = released.job_id;
-
--- name: acquire_claims
--- Take unique keys; a key that another job holds is absent from the answer.
--- rows:  the jobs that hold their key now
--- locks: unique-claim rows, in key order, waiting for whoever is just taking one
-INSERT INTO awa.job_unique_claims AS claim (unique_key, job_id)
-SELECT unique_key, job_id
-FROM unnest(%(unique_keys)s::bytea[], %(job_ids)s::bigint[]) AS wanted (unique_key, job_id)
-ORDER BY unique_key
-ON CONFLICT (unique_key) DO UPDATE
-SET job_id = excluded.job_id
-WHERE claim.job_id = excluded.job_id
-RETURNING job_id;
-
 -- name: insert_deferred
--- Jobs that wait for their time; without a delay, for the backoff of their attempt (DEC-15).
+-- Jobs that wait for their time: for an instant, else for a delay, else for the backoff of their attempt (DEC-15).
 -- rows:  one for each: its id and when it is due
 -- locks: none
 INSERT INTO awa.deferred_jobs (
@@ -31,26 +10,27 @@ INSERT INTO awa.deferred_jobs (
 )
 SELECT
     job_id, kind, queue, args, state, priority, attempt, run_lease, max_attempts,
-    taken_at + coalesce(
-        make_interval(secs => delay),
-        awa.backoff_duration(least(attempt, 20)::smallint, max_attempts)
+    coalesce(
+        run_at,
+        taken_at + make_interval(secs => delay),
+        taken_at + awa.backoff_duration(least(attempt, 20)::smallint, max_attempts)
     ),
     attempted_at, finalized_at, created_at, unique_key, unique_states, payload
 FROM unnest(
     %(job_ids)s::bigint[], %(kinds)s::text[], %(queues)s::text[], %(args)s::jsonb[],
     %(states)s::awa.job_state[], %(priorities)s::smallint[], %(attempts)s::smallint[],
     %(run_leases)s::bigint[], %(max_attempts)s::smallint[], %(taken_at)s::timestamptz[],
-    %(delays)s::double precision[], %(attempted_at)s::timestamptz[], %(finalized_at)s::timestamptz[],
+    %(delays)s::double precision[], %(run_at)s::timestamptz[], %(attempted_at)s::timestamptz[], %(finalized_at)s::timestamptz[],
     %(created_at)s::timestamptz[], %(unique_keys)s::bytea[], %(unique_states)s::text[], %(payloads)s::jsonb[]
 ) AS landing (
-    job_id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, taken_at, delay, attempted_at,
-    finalized_at, created_at, unique_key, unique_states, payload
+    job_id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, taken_at, delay, run_at,
+    attempted_at, finalized_at, created_at, unique_key, unique_states, payload
 )
 RETURNING job_id, run_at;
 
 -- name: insert_done
--- Finished jobs. A job with a lane position borrows its body from the ready row; one without is whole,
--- and lies in the slot that is current.
+-- Finished jobs. One that ran borrows its body from the ready row; one that did not is whole, at its lane position
+-- or, if it had none, in the slot that is current.
 -- rows:  none
 -- locks: none
 WITH ring AS MATERIALIZED (
@@ -61,7 +41,7 @@ landed AS MATERIALIZED (
     SELECT
         coalesce(landing.ready_slot, ring.current_slot) AS ready_slot,
         coalesce(landing.ready_generation, ring.generation) AS ready_generation,
-        landing.ready_slot IS NULL AS whole,
+        landing.whole,
         landing.job_id, landing.kind, landing.queue, landing.args, landing.state, landing.priority,
         landing.attempt, landing.run_lease, landing.max_attempts,
         coalesce(landing.lane_seq, -landing.job_id) AS lane_seq, landing.enqueue_shard, landing.run_at,
@@ -73,11 +53,11 @@ landed AS MATERIALIZED (
         %(attempts)s::smallint[], %(run_leases)s::bigint[], %(max_attempts)s::smallint[],
         %(lane_seqs)s::bigint[], %(shards)s::smallint[], %(run_at)s::timestamptz[],
         %(attempted_at)s::timestamptz[], %(finalized_at)s::timestamptz[], %(created_at)s::timestamptz[],
-        %(unique_keys)s::bytea[], %(unique_states)s::text[], %(payloads)s::jsonb[]
+        %(unique_keys)s::bytea[], %(unique_states)s::text[], %(payloads)s::jsonb[], %(whole)s::boolean[]
     ) AS landing (
         ready_slot, ready_generation, job_id, kind, queue, args, state, priority, attempt, run_lease,
         max_attempts, lane_seq, enqueue_shard, run_at, attempted_at, finalized_at, created_at, unique_key,
-        unique_states, payload
+        unique_states, payload, whole
     )
     CROSS JOIN ring
 ),
@@ -115,14 +95,14 @@ INSERT INTO awa.dlq_entries (
 )
 SELECT
     job_id, kind, queue, args, 'failed', priority, attempt, run_lease, max_attempts, run_at, attempted_at,
-    finalized_at, created_at, unique_key, unique_states, payload, dlq_reason, finalized_at, run_lease
+    finalized_at, created_at, unique_key, unique_states, payload, dlq_reason, taken_at, run_lease
 FROM unnest(
     %(job_ids)s::bigint[], %(kinds)s::text[], %(queues)s::text[], %(args)s::jsonb[],
     %(priorities)s::smallint[], %(attempts)s::smallint[], %(run_leases)s::bigint[],
     %(max_attempts)s::smallint[], %(run_at)s::timestamptz[], %(attempted_at)s::timestamptz[],
     %(finalized_at)s::timestamptz[], %(created_at)s::timestamptz[], %(unique_keys)s::bytea[],
-    %(unique_states)s::text[], %(payloads)s::jsonb[], %(reasons)s::text[]
+    %(unique_states)s::text[], %(payloads)s::jsonb[], %(reasons)s::text[], %(taken_at)s::timestamptz[]
 ) AS landing (
     job_id, kind, queue, args, priority, attempt, run_lease, max_attempts, run_at, attempted_at, finalized_at,
-    created_at, unique_key, unique_states, payload, dlq_reason
+    created_at, unique_key, unique_states, payload, dlq_reason, taken_at
 );

@@ -22,100 +22,67 @@ FROM (
 WHERE held;
 
 -- name: quiet_leases
--- Running leases without a sign of life for too long, longest silence first, with where their receipt lies.
--- rows:  one for each, at most limit; claim_slot NULL if no receipt is left
+-- Running leases without a sign of life for too long, longest silence first.
+-- rows:  one for each, at most limit
 -- locks: none
-WITH quiet AS MATERIALIZED (
-    SELECT
-        lease.job_id, lease.run_lease, lease.ready_slot, lease.ready_generation, lease.lane_seq,
-        coalesce(state.heartbeat_at, lease.heartbeat_at) AS seen_at
-    FROM awa.leases AS lease
-    LEFT JOIN awa.attempt_state AS state USING (job_id, run_lease)
-    WHERE lease.state = 'running'
-        AND coalesce(state.heartbeat_at, lease.heartbeat_at) < statement_timestamp() - %(silence)s::interval
-        AND lease.job_id <> ALL (%(passed_over)s::bigint[])
-    ORDER BY seen_at
-    LIMIT %(limit)s
-)
-SELECT quiet.job_id, quiet.run_lease, receipt.claim_slot, receipt.receipt_id, receipt.batch_id
-FROM quiet
-LEFT JOIN LATERAL (
-    SELECT claim.claim_slot, claim.receipt_id, NULL::bigint AS batch_id
-    FROM awa.lease_claims AS claim
-    WHERE claim.job_id = quiet.job_id AND claim.run_lease = quiet.run_lease
-    UNION ALL
-    SELECT batch.claim_slot, item.receipt_id, batch.batch_id
-    FROM awa.lease_claim_batches AS batch,
-        unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS item (job_id, run_lease, receipt_id)
-    WHERE batch.ready_slot = quiet.ready_slot
-        AND batch.ready_generation = quiet.ready_generation
-        AND item.job_id = quiet.job_id
-        AND item.run_lease = quiet.run_lease
-    LIMIT 1
-) AS receipt ON true
-ORDER BY quiet.seen_at;
+SELECT lease.job_id, lease.run_lease
+FROM awa.leases AS lease
+LEFT JOIN awa.attempt_state AS state USING (job_id, run_lease)
+WHERE lease.state = 'running'
+    AND coalesce(state.heartbeat_at, lease.heartbeat_at) < statement_timestamp() - %(silence)s::interval
+    AND lease.job_id <> ALL (%(passed_over)s::bigint[])
+ORDER BY coalesce(state.heartbeat_at, lease.heartbeat_at)
+LIMIT %(limit)s;
 
 -- name: expired_leases
--- Running leases past their deadline, earliest first, with where their receipt lies.
--- rows:  one for each, at most limit; claim_slot NULL if no receipt is left
+-- Running leases past their deadline, earliest first.
+-- rows:  one for each, at most limit
 -- locks: none
-WITH expired AS MATERIALIZED (
-    SELECT job_id, run_lease, ready_slot, ready_generation, deadline_at
-    FROM awa.leases
-    WHERE state = 'running'
-        AND deadline_at < statement_timestamp()
-        AND job_id <> ALL (%(passed_over)s::bigint[])
-    ORDER BY deadline_at
-    LIMIT %(limit)s
-)
-SELECT expired.job_id, expired.run_lease, receipt.claim_slot, receipt.receipt_id, receipt.batch_id
-FROM expired
-LEFT JOIN LATERAL (
-    SELECT claim.claim_slot, claim.receipt_id, NULL::bigint AS batch_id
-    FROM awa.lease_claims AS claim
-    WHERE claim.job_id = expired.job_id AND claim.run_lease = expired.run_lease
-    UNION ALL
-    SELECT batch.claim_slot, item.receipt_id, batch.batch_id
-    FROM awa.lease_claim_batches AS batch,
-        unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS item (job_id, run_lease, receipt_id)
-    WHERE batch.ready_slot = expired.ready_slot
-        AND batch.ready_generation = expired.ready_generation
-        AND item.job_id = expired.job_id
-        AND item.run_lease = expired.run_lease
-    LIMIT 1
-) AS receipt ON true
-ORDER BY expired.deadline_at;
+SELECT job_id, run_lease
+FROM awa.leases
+WHERE state = 'running'
+    AND deadline_at < statement_timestamp()
+    AND job_id <> ALL (%(passed_over)s::bigint[])
+ORDER BY deadline_at
+LIMIT %(limit)s;
 
 -- name: unanswered_leases
--- Leases that wait for a callback past its time, earliest first, with where their receipt lies.
--- rows:  one for each, at most limit; claim_slot NULL if no receipt is left
+-- Leases that wait for a callback past its time, earliest first.
+-- rows:  one for each, at most limit
 -- locks: none
-WITH unanswered AS MATERIALIZED (
-    SELECT job_id, run_lease, ready_slot, ready_generation, callback_timeout_at
-    FROM awa.leases
-    WHERE state = 'waiting_external'
-        AND callback_timeout_at < statement_timestamp()
-        AND job_id <> ALL (%(passed_over)s::bigint[])
-    ORDER BY callback_timeout_at
-    LIMIT %(limit)s
+SELECT job_id, run_lease
+FROM awa.leases
+WHERE state = 'waiting_external'
+    AND callback_timeout_at < statement_timestamp()
+    AND job_id <> ALL (%(passed_over)s::bigint[])
+ORDER BY callback_timeout_at
+LIMIT %(limit)s;
+
+-- name: receipts_of_leases
+-- Where the receipts of leases lie. Batches are unnested once, not once for each lease.
+-- rows:  one for each lease; claim_slot NULL if no receipt is left
+-- locks: none
+WITH wanted AS MATERIALIZED (
+    SELECT lease.job_id, lease.run_lease, lease.ready_slot, lease.ready_generation
+    FROM awa.leases AS lease
+    JOIN unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS pair (job_id, run_lease)
+        USING (job_id, run_lease)
+),
+item AS MATERIALIZED (
+    SELECT batch.claim_slot, batch.batch_id, entry.job_id, entry.run_lease, entry.receipt_id
+    FROM (SELECT DISTINCT ready_slot, ready_generation FROM wanted) AS place
+    JOIN awa.lease_claim_batches AS batch USING (ready_slot, ready_generation),
+        unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS entry (job_id, run_lease, receipt_id)
 )
-SELECT unanswered.job_id, unanswered.run_lease, receipt.claim_slot, receipt.receipt_id, receipt.batch_id
-FROM unanswered
-LEFT JOIN LATERAL (
-    SELECT claim.claim_slot, claim.receipt_id, NULL::bigint AS batch_id
-    FROM awa.lease_claims AS claim
-    WHERE claim.job_id = unanswered.job_id AND claim.run_lease = unanswered.run_lease
-    UNION ALL
-    SELECT batch.claim_slot, item.receipt_id, batch.batch_id
-    FROM awa.lease_claim_batches AS batch,
-        unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS item (job_id, run_lease, receipt_id)
-    WHERE batch.ready_slot = unanswered.ready_slot
-        AND batch.ready_generation = unanswered.ready_generation
-        AND item.job_id = unanswered.job_id
-        AND item.run_lease = unanswered.run_lease
-    LIMIT 1
-) AS receipt ON true
-ORDER BY unanswered.callback_timeout_at;
+SELECT DISTINCT ON (wanted.job_id, wanted.run_lease)
+    wanted.job_id, wanted.run_lease,
+    coalesce(claim.claim_slot, item.claim_slot),
+    coalesce(claim.receipt_id, item.receipt_id),
+    CASE WHEN claim.claim_slot IS NULL THEN item.batch_id END
+FROM wanted
+LEFT JOIN awa.lease_claims AS claim USING (job_id, run_lease)
+LEFT JOIN item USING (job_id, run_lease)
+ORDER BY wanted.job_id, wanted.run_lease;
 
 -- name: hold_evidence
 -- The claim evidence of attempts, as far as nobody else holds it.
@@ -184,20 +151,20 @@ FOR UPDATE OF lease SKIP LOCKED;
 
 -- name: take_held_leases
 -- Remove leases that we hold, whatever their state, close the receipts they held, and lift their jobs.
--- A lease without a receipt has a NULL claim_slot, and nothing is closed for it.
+-- A lease without a receipt has a NULL claim_slot, and nothing is closed for it. The labels close the receipts.
 -- rows:  one for each lease
 -- locks: lease rows and evidence, held already; attempt_state rows
 WITH removed AS (
     DELETE FROM awa.leases AS lease
     USING unnest(
         %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[],
-        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[]
-    ) AS held (claim_slot, job_id, run_lease, receipt_id, batch_id)
+        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(labels)s::text[]
+    ) AS held (claim_slot, job_id, run_lease, receipt_id, batch_id, label)
     WHERE lease.job_id = held.job_id AND lease.run_lease = held.run_lease
     RETURNING
-        held.claim_slot, held.receipt_id, held.batch_id, lease.job_id, lease.run_lease, lease.state,
-        lease.ready_slot, lease.ready_generation, lease.lane_seq, lease.attempt, lease.max_attempts,
-        lease.attempted_at
+        held.claim_slot, held.receipt_id, held.batch_id, held.label, lease.job_id, lease.run_lease, lease.state,
+        lease.ready_slot, lease.ready_generation, lease.queue, lease.priority, lease.enqueue_shard, lease.lane_seq,
+        lease.attempt, lease.max_attempts, lease.attempted_at
 ),
 unclosed AS MATERIALIZED (
     SELECT removed.*
@@ -217,7 +184,7 @@ unclosed AS MATERIALIZED (
 ),
 row_closures AS (
     INSERT INTO awa.lease_claim_closures (claim_slot, job_id, run_lease, outcome, closed_at)
-    SELECT claim_slot, job_id, run_lease, 'rescue', statement_timestamp()
+    SELECT claim_slot, job_id, run_lease, label, statement_timestamp()
     FROM unclosed
     WHERE batch_id IS NULL
     ON CONFLICT (claim_slot, job_id, run_lease) DO NOTHING
@@ -236,11 +203,11 @@ batch_closures AS (
         claim_slot, ready_slot, ready_generation, outcome, closed_count, receipt_ids, receipt_ranges, closed_at
     )
     SELECT
-        claim_slot, ready_slot, ready_generation, 'rescue', count(*), array_agg(receipt_id ORDER BY lane_seq),
+        claim_slot, ready_slot, ready_generation, label, count(*), array_agg(receipt_id ORDER BY lane_seq),
         range_agg(int8range(receipt_id, receipt_id + 1)), statement_timestamp()
     FROM unclosed
     WHERE batch_id IS NOT NULL
-    GROUP BY claim_slot, ready_slot, ready_generation
+    GROUP BY claim_slot, ready_slot, ready_generation, label
 ),
 states AS (
     DELETE FROM awa.attempt_state AS state
@@ -254,11 +221,18 @@ SELECT
     ready.unique_key, ready.unique_states, ready.payload, states.progress, statement_timestamp() AS taken_at,
     ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
 FROM removed
-JOIN awa.ready_entries AS ready
-    ON ready.ready_slot = removed.ready_slot
-    AND ready.ready_generation = removed.ready_generation
-    AND ready.job_id = removed.job_id
-    AND ready.lane_seq = removed.lane_seq
+JOIN LATERAL (
+    SELECT emission.*
+    FROM awa.ready_entries AS emission
+    WHERE emission.ready_slot = removed.ready_slot
+        AND emission.ready_generation = removed.ready_generation
+        AND emission.job_id = removed.job_id
+        AND emission.queue = removed.queue
+        AND emission.enqueue_shard = removed.enqueue_shard
+        AND emission.lane_seq = removed.lane_seq
+    ORDER BY emission.priority = removed.priority DESC
+    LIMIT 1
+) AS ready ON true
 LEFT JOIN states ON states.job_id = removed.job_id AND states.run_lease = removed.run_lease;
 
 -- name: claim_slots_in_use

@@ -269,12 +269,18 @@ kept AS MATERIALIZED (
         coalesce(done.unique_states, ready.unique_states) AS unique_states,
         coalesce(done.payload, ready.payload, '{}') AS payload
     FROM ring, awa.done_entries/*_slot*/ AS done
-    LEFT JOIN awa.ready_entries/*_slot*/ AS ready
-        ON ready.job_id = done.job_id
-        AND ready.ready_generation = done.ready_generation
-        AND ready.queue = done.queue
-        AND ready.enqueue_shard = done.enqueue_shard
-        AND ready.lane_seq = done.lane_seq
+    -- One ready row for each: a job that was moved to the same position of another priority has two.
+    LEFT JOIN LATERAL (
+        SELECT emission.*
+        FROM awa.ready_entries/*_slot*/ AS emission
+        WHERE emission.job_id = done.job_id
+            AND emission.ready_generation = done.ready_generation
+            AND emission.queue = done.queue
+            AND emission.enqueue_shard = done.enqueue_shard
+            AND emission.lane_seq = done.lane_seq
+        ORDER BY emission.priority = done.priority DESC
+        LIMIT 1
+    ) AS ready ON true
     WHERE done.state = 'failed' AND done.finalized_at >= %(kept_since)s::text::timestamptz
 ),
 counted AS (

@@ -171,6 +171,8 @@ SELECT (SELECT count(*) FROM claim_rows), (SELECT count(*) FROM claim_batches);
 
 -- name: take_receipts
 -- Close open receipts of attempts that have no lease, and lift their jobs.
+-- An attempt's ready row is the one of its lane position; of a job that was moved to the same position of another
+-- priority, the one of its own. A priority that does not match tells nothing: other clients store an aged one (H-01).
 -- rows:  one for each receipt that was open
 -- locks: attempt_state rows; the evidence is locked already
 WITH wanted AS MATERIALIZED (
@@ -180,27 +182,33 @@ WITH wanted AS MATERIALIZED (
         %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(labels)s::text[]
     ) AS attempt (claim_slot, job_id, run_lease, receipt_id, batch_id, label)
 ),
-claimed AS MATERIALIZED (
+-- A batch is unnested once; the planner would do it once for each of its receipts.
+item AS MATERIALIZED (
     SELECT
-        wanted.claim_slot, wanted.job_id, wanted.run_lease, wanted.receipt_id, wanted.label, false AS compact,
-        claim.ready_slot, claim.ready_generation, claim.lane_seq, claim.attempt, claim.max_attempts,
-        claim.claimed_at
-    FROM wanted
-    JOIN awa.lease_claims AS claim USING (claim_slot, job_id, run_lease, receipt_id)
-    WHERE claim.closed_at IS NULL
-    UNION ALL
-    SELECT
-        batch.claim_slot, item.job_id, item.run_lease, item.receipt_id, wanted.label, true,
-        batch.ready_slot, batch.ready_generation, item.lane_seq, item.attempt, item.max_attempts,
-        batch.claimed_at
+        batch.claim_slot, batch.batch_id, batch.ready_slot, batch.ready_generation, batch.queue, batch.priority,
+        batch.enqueue_shard, batch.claimed_at, entry.*
     FROM (SELECT DISTINCT claim_slot, batch_id FROM wanted WHERE batch_id IS NOT NULL) AS source
     JOIN awa.lease_claim_batches AS batch USING (claim_slot, batch_id),
         unnest(
             batch.job_ids, batch.run_leases, batch.receipt_ids, batch.lane_seqs, batch.attempts,
             batch.max_attempts
-        ) AS item (job_id, run_lease, receipt_id, lane_seq, attempt, max_attempts)
-    JOIN wanted USING (job_id, run_lease, receipt_id)
-    WHERE wanted.claim_slot = batch.claim_slot AND wanted.batch_id = batch.batch_id
+        ) AS entry (job_id, run_lease, receipt_id, lane_seq, attempt, max_attempts)
+),
+claimed AS MATERIALIZED (
+    SELECT
+        wanted.claim_slot, wanted.job_id, wanted.run_lease, wanted.receipt_id, wanted.label, false AS compact,
+        claim.ready_slot, claim.ready_generation, claim.queue, claim.priority, claim.enqueue_shard, claim.lane_seq,
+        claim.attempt, claim.max_attempts, claim.claimed_at
+    FROM wanted
+    JOIN awa.lease_claims AS claim USING (claim_slot, job_id, run_lease, receipt_id)
+    WHERE claim.closed_at IS NULL
+    UNION ALL
+    SELECT
+        item.claim_slot, item.job_id, item.run_lease, item.receipt_id, wanted.label, true,
+        item.ready_slot, item.ready_generation, item.queue, item.priority, item.enqueue_shard, item.lane_seq,
+        item.attempt, item.max_attempts, item.claimed_at
+    FROM wanted
+    JOIN item USING (claim_slot, batch_id, job_id, run_lease, receipt_id)
 ),
 open AS MATERIALIZED (
     SELECT claimed.*
@@ -278,11 +286,18 @@ SELECT
     ready.unique_key, ready.unique_states, ready.payload, states.progress, (SELECT now FROM moment) AS taken_at,
     ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
 FROM open
-JOIN awa.ready_entries AS ready
-    ON ready.ready_slot = open.ready_slot
-    AND ready.ready_generation = open.ready_generation
-    AND ready.job_id = open.job_id
-    AND ready.lane_seq = open.lane_seq
+JOIN LATERAL (
+    SELECT emission.*
+    FROM awa.ready_entries AS emission
+    WHERE emission.ready_slot = open.ready_slot
+        AND emission.ready_generation = open.ready_generation
+        AND emission.job_id = open.job_id
+        AND emission.queue = open.queue
+        AND emission.enqueue_shard = open.enqueue_shard
+        AND emission.lane_seq = open.lane_seq
+    ORDER BY emission.priority = open.priority DESC
+    LIMIT 1
+) AS ready ON true
 LEFT JOIN states ON states.job_id = open.job_id AND states.run_lease = open.run_lease;
 
 -- name: take_leases
@@ -306,8 +321,8 @@ removed AS (
     RETURNING
         wanted.claim_slot, wanted.receipt_id, wanted.batch_id,
         CASE wanted.label WHEN 'completed' THEN 'completed' ELSE 'rescue' END AS label,
-        lease.job_id, lease.run_lease, lease.state, lease.ready_slot, lease.ready_generation, lease.lane_seq,
-        lease.attempt, lease.max_attempts, lease.attempted_at
+        lease.job_id, lease.run_lease, lease.state, lease.ready_slot, lease.ready_generation, lease.queue,
+        lease.priority, lease.enqueue_shard, lease.lane_seq, lease.attempt, lease.max_attempts, lease.attempted_at
 ),
 unclosed AS MATERIALIZED (
     SELECT removed.*
@@ -367,11 +382,18 @@ SELECT
     ready.unique_key, ready.unique_states, ready.payload, states.progress, (SELECT now FROM moment) AS taken_at,
     ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
 FROM removed
-JOIN awa.ready_entries AS ready
-    ON ready.ready_slot = removed.ready_slot
-    AND ready.ready_generation = removed.ready_generation
-    AND ready.job_id = removed.job_id
-    AND ready.lane_seq = removed.lane_seq
+JOIN LATERAL (
+    SELECT emission.*
+    FROM awa.ready_entries AS emission
+    WHERE emission.ready_slot = removed.ready_slot
+        AND emission.ready_generation = removed.ready_generation
+        AND emission.job_id = removed.job_id
+        AND emission.queue = removed.queue
+        AND emission.enqueue_shard = removed.enqueue_shard
+        AND emission.lane_seq = removed.lane_seq
+    ORDER BY emission.priority = removed.priority DESC
+    LIMIT 1
+) AS ready ON true
 LEFT JOIN states ON states.job_id = removed.job_id AND states.run_lease = removed.run_lease;
 
 -- name: beat

@@ -164,3 +164,22 @@ def test_an_attempt_whose_outcome_is_being_written_gets_no_heartbeat(
     assert world.one("SELECT count(*) FROM awa.attempt_state") == 2
     heartbeat.stop()
     heartbeat.run()  # the last round, and the end of its session
+
+
+def test_an_outcome_whose_job_somebody_holds_keeps_no_other_waiting(
+    world: World, world_database: str, desk: Callable[[Plane], Desk]
+) -> None:
+    table = desk(QueueStoragePlane())
+    attempts = world.running(*[job() for _ in range(8)])
+    table.fly(attempts)
+    key = "SELECT pg_advisory_xact_lock(hashtextextended('awa.receipt.complete:' || %s || ':' || %s, 0))"
+    held = attempts[3]
+    with psycopg.connect(world_database) as other:
+        other.execute(key, [held.job_id, held.run_lease])
+        table.outcomes.extend(plan(attempt, Completed()) for attempt in attempts)
+        table.settler.start()
+        wait_until(lambda: len(table.settled()) == 7, seconds=20)
+        flight = table.flights.get(held.job_id, held.run_lease)
+        wait_until(lambda: flight is not None and not flight.settling, what="heartbeats of the held job")
+        other.rollback()
+    wait_until(lambda: len(table.settled()) == 8, seconds=20)

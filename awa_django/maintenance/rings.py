@@ -232,13 +232,13 @@ class QueueRing(_Keeper):
         The time the last job finished only moves on, so it is read again only when it has become too old.
         """
         end = self._ends.get(slot)
-        if end is None or end + self.retention <= now:
+        if end is None or (end - now) + self.retention <= timedelta(0):
             with context.connection.cursor() as cursor:
                 end = rings.newest_end(cursor, slot)
             if end is None:
                 return 0.0
             self._ends[slot] = end
-        return (end + self.retention - now).total_seconds()
+        return ((end - now) + self.retention).total_seconds()
 
 
 @dataclass(slots=True)

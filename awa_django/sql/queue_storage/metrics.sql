@@ -128,7 +128,8 @@ SELECT
     coalesce(sum(jobs) FILTER (WHERE state = 'retryable'), 0)::bigint AS retryable,
     coalesce(sum(jobs) FILTER (WHERE state = 'waiting_external'), 0)::bigint AS waiting_external,
     coalesce(sum(jobs) FILTER (WHERE state = 'dead'), 0)::bigint AS dead_letters,
-    coalesce(greatest(extract(epoch FROM statement_timestamp() - min(since)), 0), 0)::double precision AS lag
+    coalesce(greatest(extract(epoch FROM statement_timestamp() - min(since) FILTER (WHERE isfinite(since))), 0), 0)
+        ::double precision AS lag
 FROM counted
 GROUP BY queue
 ORDER BY queue;

@@ -11,29 +11,37 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from awa_django.callbacks import CallbackToken
     from awa_django.errors import (
         AwaError,
         CallbackNotFound,
+        CallbackRefused,
         ConfigurationError,
         InvalidJob,
         JobNotFound,
+        ScheduleNotFound,
         SchemaOutOfDate,
         TerminalError,
         UniqueConflict,
         UnknownKind,
     )
+    from awa_django.followups import follow_up
     from awa_django.jobs import Job
     from awa_django.model_signals import on_delete, on_save
-    from awa_django.outcomes import Cancel, RetryAfter, Snooze
+    from awa_django.outcomes import Cancel, RetryAfter, Snooze, WaitForCallback
     from awa_django.partitions import PartitionedQueue
+    from awa_django.periodic import cron
     from awa_django.registry import JobKind, derive_kind, job
     from awa_django.states import JobState
+    from awa_django.transitions import Notice
     from awa_django.uniqueness import Unique
     from awa_django.worker.context import JobContext
 
 _HOMES = {
     "AwaError": "errors",
     "CallbackNotFound": "errors",
+    "CallbackRefused": "errors",
+    "CallbackToken": "callbacks",
     "Cancel": "outcomes",
     "ConfigurationError": "errors",
     "InvalidJob": "errors",
@@ -42,15 +50,20 @@ _HOMES = {
     "JobKind": "registry",
     "JobNotFound": "errors",
     "JobState": "states",
+    "Notice": "transitions",
     "PartitionedQueue": "partitions",
     "RetryAfter": "outcomes",
+    "ScheduleNotFound": "errors",
     "SchemaOutOfDate": "errors",
     "Snooze": "outcomes",
     "TerminalError": "errors",
     "Unique": "uniqueness",
     "UniqueConflict": "errors",
     "UnknownKind": "errors",
+    "WaitForCallback": "outcomes",
+    "cron": "periodic",
     "derive_kind": "registry",
+    "follow_up": "followups",
     "job": "registry",
     "on_delete": "model_signals",
     "on_save": "model_signals",
@@ -59,6 +72,8 @@ _HOMES = {
 __all__ = [
     "AwaError",
     "CallbackNotFound",
+    "CallbackRefused",
+    "CallbackToken",
     "Cancel",
     "ConfigurationError",
     "InvalidJob",
@@ -67,15 +82,20 @@ __all__ = [
     "JobKind",
     "JobNotFound",
     "JobState",
+    "Notice",
     "PartitionedQueue",
     "RetryAfter",
+    "ScheduleNotFound",
     "SchemaOutOfDate",
     "Snooze",
     "TerminalError",
     "Unique",
     "UniqueConflict",
     "UnknownKind",
+    "WaitForCallback",
+    "cron",
     "derive_kind",
+    "follow_up",
     "job",
     "on_delete",
     "on_save",

@@ -9,6 +9,8 @@ awa.W001   LISTEN behind a pooler that hands out a session for each transaction
 awa.W002   the queue is in another database than the project's rows
 awa.W003   unique states that a job can leave and take again
 awa.W004   jobs for a queue that no worker serves by default
+awa.W005   options of a queue that mean nothing with, or without, ``GLOBAL_MAX_WORKERS``
+awa.W006   a queue that can never run a job
 =========  =====================================================================================
 """
 
@@ -21,7 +23,7 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from awa_django.conf import get_settings, setting_faults
+from awa_django.conf import QueueConfig, Settings, get_settings, setting_faults
 from awa_django.enqueue import queue_alias
 from awa_django.errors import ConfigurationError
 from awa_django.registry import registry
@@ -37,7 +39,32 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     faults = setting_faults()
     if faults:
         return [Error(fault, hint="Correct the setting AWA.", id="awa.E001") for fault in faults]
-    return list(_database_faults())
+    return [*_database_faults(), *_slot_faults(get_settings())]
+
+
+def _slot_faults(settings: Settings) -> Iterator[CheckMessage]:
+    """Queues whose slots are not what their options say."""
+    in_all = settings.global_max_workers
+    ignored = ("min_workers", "weight") if in_all is None else ("max_workers",)
+    spare = 0 if in_all is None else in_all - sum(queue.min_workers for queue in settings.queues.values())
+    for queue in settings.queues.values():
+        usual = QueueConfig(queue.name)
+        if unused := [name for name in ignored if getattr(queue, name) != getattr(usual, name)]:
+            yield Warning(
+                f"AWA['QUEUES'][{queue.name!r}] has {' and '.join(unused)}, which mean nothing "
+                f"{'without' if in_all is None else 'with'} AWA['GLOBAL_MAX_WORKERS'].",
+                hint="Set GLOBAL_MAX_WORKERS for queues that share their slots."
+                if in_all is None
+                else "Use min_workers and weight, or drop GLOBAL_MAX_WORKERS.",
+                id="awa.W005",
+            )
+        if in_all is not None and not queue.min_workers and spare == 0:
+            yield Warning(
+                f"Queue {queue.name!r} can never run a job: all {in_all} slots of AWA['GLOBAL_MAX_WORKERS'] are "
+                "guaranteed to other queues.",
+                hint="Raise GLOBAL_MAX_WORKERS, give the queue min_workers, or lower those of the others.",
+                id="awa.W006",
+            )
 
 
 def _database_faults() -> Iterator[CheckMessage]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from functools import cache
@@ -23,7 +23,18 @@ from django.core.signals import setting_changed
 from awa_django.errors import ConfigurationError
 from awa_django.queue_names import queue_name_fault
 
-__all__ = ["QueueConfig", "RateLimit", "Settings", "get_settings", "setting_faults"]
+__all__ = [
+    "TRANSITION_ROLES",
+    "QueueConfig",
+    "RateLimit",
+    "Settings",
+    "get_settings",
+    "guaranteed_fault",
+    "setting_faults",
+]
+
+#: What a worker may be for while a fleet moves from one storage to the other.
+TRANSITION_ROLES = ("auto", "canonical_drain", "queue_storage_target")
 
 
 def _seconds(value: float) -> timedelta:
@@ -48,8 +59,14 @@ class QueueConfig:
     """How this process works on one queue (contract: runtime/dispatcher section 1)."""
 
     name: str
-    #: Jobs that run at once; 0 claims nothing.
+    #: Jobs that run at once; 0 claims nothing. Means nothing where ``GLOBAL_MAX_WORKERS`` is set.
     max_workers: int = 50
+    #: With ``GLOBAL_MAX_WORKERS``: jobs that may run at once whatever the other queues do.
+    min_workers: int = 0
+    #: With ``GLOBAL_MAX_WORKERS``: the queue's share of what is guaranteed to none, against that of the others.
+    weight: int = 1
+    #: Loops of this process that claim from the queue, each with a session of its own; they share its limits.
+    claimers: int = 1
     #: Each attempt's time limit in the database; zero means none, and claims are compact receipts.
     deadline: timedelta = timedelta(0)
     #: Waiting this long raises a job by one priority level; zero turns it off.
@@ -59,6 +76,11 @@ class QueueConfig:
     rate_limit: RateLimit | None = None
     #: Whether failures go to the dead-letter table; None follows ``DLQ_ENABLED``.
     dlq_enabled: bool | None = None
+    #: How long finished jobs and dead letters of this queue are kept; None follows the settings of the same names. The
+    #: first two count for canonical storage only: queue storage forgets finished jobs of all queues together.
+    completed_retention: timedelta | None = None
+    failed_retention: timedelta | None = None
+    dlq_retention: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +97,13 @@ class Settings:
     unknown_kind: str = "defer"
     #: How long an unknown kind is put off before it fails.
     unknown_kind_grace: timedelta = timedelta(hours=24)
+    #: Jobs that a process runs at once on all its queues together; None gives each queue its own ``max_workers``.
+    global_max_workers: int | None = None
+    #: Loops of the whole fleet that claim from one queue at once; 0 lets any number do so, without asking.
+    max_claimers_per_queue: int = 4
+    #: What a worker is for while the fleet moves from one storage to the other: "auto", "canonical_drain" or
+    #: "queue_storage_target".
+    transition_role: str = "auto"
     #: Whether failures of queues without a policy of their own go to the dead-letter table.
     dlq_enabled: bool = False
     #: Whether a RetryAfter in the last attempt fails the job.
@@ -105,6 +134,8 @@ class Settings:
     dlq_retention: timedelta = timedelta(days=30)
     descriptor_retention: timedelta = timedelta(days=30)
     instance_retention: timedelta = timedelta(hours=24)
+    #: How long a batch operation stays on record after it has ended.
+    batch_operation_retention: timedelta = timedelta(days=90)
     cleanup_interval: timedelta = timedelta(seconds=60)
     rollup_interval: timedelta = timedelta(seconds=30)
     orphan_sweep_interval: timedelta = timedelta(hours=1)
@@ -113,6 +144,8 @@ class Settings:
     drain_timeout: timedelta = timedelta(seconds=30)
     #: Outcomes that one settling transaction writes at most.
     settle_batch_size: int = 512
+    #: Whether jobs carry the trace of whoever enqueues them; it makes them dearer to complete.
+    trace_capture: bool = False
 
     def queue(self, name: str) -> QueueConfig:
         """The configuration of one queue; defaults for a queue that no setting names."""
@@ -120,8 +153,22 @@ class Settings:
 
     def dead_letters(self, queue: str) -> bool:
         """Whether failures of this queue go to the dead-letter table."""
-        own = self.queue(queue).dlq_enabled
+        # Asked for each job that ends, so nothing is built for a queue that no setting names.
+        config = self.queues.get(queue)
+        own = None if config is None else config.dlq_enabled
         return self.dlq_enabled if own is None else own
+
+
+def guaranteed_fault(queues: Iterable[QueueConfig], global_max_workers: int) -> str | None:
+    """What is wrong where queues are guaranteed more jobs at once than a process may run; None if they are not."""
+    guaranteed = {queue.name: queue.min_workers for queue in queues if queue.min_workers}
+    if sum(guaranteed.values()) <= global_max_workers:
+        return None
+    each = ", ".join(f"{name} {number}" for name, number in guaranteed.items())
+    return (
+        f"AWA['GLOBAL_MAX_WORKERS']: {global_max_workers} is less than the {sum(guaranteed.values())} jobs at once "
+        f"that min_workers guarantees ({each}); raise the one or lower the others"
+    )
 
 
 class _Fault(Exception):
@@ -132,8 +179,10 @@ class _Fault(Exception):
 
 
 def _unknown(path: str, key: object, known: list[str]) -> _Fault:
-    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    # The best match, and of equal ones the first in the order of their declaration.
+    near = max(known, key=lambda name: difflib.SequenceMatcher(None, name, str(key)).ratio())
+    close = difflib.get_close_matches(str(key), [near], cutoff=0.4)
+    hint = f"; did you mean {near!r}?" if close else f"; known are {', '.join(sorted(known))}"
     return _Fault(f"{path}[{key!r}]", f"unknown key{hint}")
 
 
@@ -179,7 +228,9 @@ def _rate_limit(path: str, value: object) -> RateLimit | None:
 
 #: Options of one queue: name to (default source, parser).
 _ZERO_ALLOWED = frozenset({"deadline", "priority_aging_interval", "descriptor_retention", "failed_retention"})
-_LEAST = {"max_workers": 0}
+#: Options of a queue that follow the setting of the same name unless they are given.
+_INHERITED = frozenset({"completed_retention", "failed_retention", "dlq_retention"})
+_LEAST = {"max_workers": 0, "min_workers": 0, "max_claimers_per_queue": 0}
 
 
 def _queue(path: str, name: object, options: object) -> QueueConfig:
@@ -199,6 +250,8 @@ def _queue(path: str, name: object, options: object) -> QueueConfig:
     for key, value in options.items():
         if key not in known:
             raise _unknown(path, key, known)
+        if value is None and key in _INHERITED:
+            continue
         values[key] = _value(f"{path}[{key!r}]", key, value)
     return QueueConfig(name, **values)
 
@@ -228,10 +281,18 @@ def _value(path: str, key: str, value: object) -> object:
             if value not in ("defer", "fail"):
                 raise _Fault(path, f"'defer' or 'fail' is needed, not {value!r}")
             return value
+        case "transition_role":
+            if value not in TRANSITION_ROLES:
+                raise _Fault(
+                    path, f"one of {', '.join(map(repr, TRANSITION_ROLES))} is needed, not {value!r}"
+                )
+            return value
         case "rate_limit":
             return _rate_limit(path, value)
-        case "dlq_enabled" if value is None:
+        case "dlq_enabled" | "global_max_workers" if value is None:
             return None
+        case "global_max_workers":
+            return _count(path, value, 1)
     default = _DEFAULTS[key]
     if isinstance(default, bool) or default is None:
         return _flag(path, value)
@@ -276,12 +337,20 @@ def _build(raw: object) -> tuple[Settings, list[str]]:
         else:
             values[item[0]] = item[1]
     settings = Settings(**values)
-    if not faults and settings.stale_after < 3 * settings.heartbeat_interval:
-        faults.append(
+    return settings, faults or list(_combined_faults(settings))
+
+
+def _combined_faults(settings: Settings) -> Iterator[str]:
+    """What is wrong with settings that each are right."""
+    if settings.stale_after < 3 * settings.heartbeat_interval:
+        yield (
             f"AWA['STALE_AFTER']: {settings.stale_after} is under three heartbeats of "
             f"{settings.heartbeat_interval}; live attempts would be taken away"
         )
-    return settings, faults
+    if settings.global_max_workers is not None:
+        fault = guaranteed_fault(settings.queues.values(), settings.global_max_workers)
+        if fault is not None:
+            yield fault
 
 
 def setting_faults() -> list[str]:

@@ -8,17 +8,20 @@ session lock ends with the connection that took it.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
 
 from awa_django.errors import ConfigurationError
 from awa_django.unreadable import Unreadable, finite
 
-__all__ = ["connect", "plain_cursor", "postgres"]
+__all__ = ["BoundedLoader", "connect", "job_cursor", "plain_cursor", "postgres", "read_any_job"]
 
 _scan = json.JSONDecoder(parse_float=finite).scan_once  # type: ignore[attr-defined]
 
@@ -39,6 +42,28 @@ def _load_json(data: str | bytes) -> Any:
 
 def _scan_below(text: str, calls: int) -> Any:
     return _scan_below(text, calls - 1) if calls else _scan(text, 0)[0]
+
+
+#: Nearly Python's first and last instant, with room for any time zone.
+_EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 30, tzinfo=UTC)
+
+
+class BoundedLoader(TimestamptzLoader):
+    """Reads times that Python cannot hold, such as the infinities, as the nearest it can (DEC-18)."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return _EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else _LATEST
+
+
+def read_any_job(context: AdaptContext) -> None:
+    """Have a connection or cursor read whatever another client stored with a job, one row at a time (DEC-18)."""
+    set_json_loads(_load_json, context)
+    context.adapters.register_loader("timestamptz", BoundedLoader)
 
 
 def postgres(using: str) -> BaseDatabaseWrapper:
@@ -62,6 +87,13 @@ def plain_cursor(using: str) -> psycopg.Cursor[Any]:
     return psycopg.Cursor(cast("psycopg.Connection[Any]", connection.connection))
 
 
+def job_cursor(using: str) -> psycopg.Cursor[Any]:
+    """A :func:`plain_cursor` that reads jobs as a worker's session does; Django's own leaves JSON as text."""
+    cursor = plain_cursor(using)
+    read_any_job(cursor)
+    return cursor
+
+
 def connect(
     using: str, *, application_name: str, prepare: bool = True, repeatable: bool = False
 ) -> psycopg.Connection[Any]:
@@ -82,7 +114,9 @@ def connect(
     connection: psycopg.Connection[Any] = psycopg.connect(
         **params, autocommit=True, prepare_threshold=0 if prepare else None
     )
-    set_json_loads(_load_json, connection)
+    # Instrumentation of the driver would make a span of every look the worker takes; it has spans of its own.
+    connection.cursor_factory = psycopg.Cursor
+    read_any_job(connection)
     if prepare:
         # Statements over partitioned rings plan for longer than they run; the generic plan prunes at run
         # time. Behind such a pooler the setting would stay with a session that others get next.

@@ -9,26 +9,30 @@ that transaction has committed, and ``manage.py check`` says so (``awa.W002``).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from awa_django import telemetry
 from awa_django.conf import get_settings
 from awa_django.db import plain_cursor, postgres
 from awa_django.encoding import dump_json
 from awa_django.errors import InvalidJob, SchemaOutOfDate, UniqueConflict
 from awa_django.jobs import Job, JobInsert, claims
 from awa_django.planes.base import Cursor
+from awa_django.planes.canonical.enqueue import copy_jobs as copy_canonical
 from awa_django.planes.queue_storage.enqueue import Copied, copy_jobs
 from awa_django.sql import statement
+from awa_django.telemetry import Telemetry
 from awa_django.validation import validated, warn_of_size
 
 __all__ = [
@@ -39,7 +43,9 @@ __all__ = [
     "aenqueue_many",
     "enqueue",
     "enqueue_many",
+    "insert_jobs",
     "queue_alias",
+    "stamped",
     "store",
     "store_many",
 ]
@@ -147,16 +153,42 @@ def store(job: JobInsert, *, using: str | None = None, on_conflict: OnConflict =
     """:func:`enqueue` for a job that has been validated."""
     _check_choice("on_conflict", on_conflict, ("holder", "raise", "skip"))
     alias = queue_alias(using)
+    live = telemetry.current()
+    with live.enqueue_span((job,)):
+        (job,) = stamped(live, (job,))
+        return _store_one(job, alias, on_conflict)
+
+
+def stamped(
+    live: Telemetry, jobs: Sequence[JobInsert], pair: tuple[int, int] | None = None
+) -> Sequence[JobInsert]:
+    """The jobs with the trace they come from, if the project wants them to carry it; ``pair`` names the attempt that
+    they follow."""
+    return live.stamped(jobs, pair=pair) if live.tracing and get_settings().trace_capture else jobs
+
+
+def _count(jobs: Iterable[JobInsert], alias: str, seconds: float | None = None) -> None:
+    """Count jobs once they are there for good."""
+    if (live := telemetry.current()).metering:
+        transaction.on_commit(partial(live.enqueued, list(jobs), seconds), using=alias)
+
+
+def _store_one(job: JobInsert, alias: str, on_conflict: OnConflict) -> Job | None:
     connection = postgres(alias)
     if not connection.in_atomic_block and (others := _open_elsewhere(alias)):
         return _store_later(job, alias, others, on_conflict)
     if not claims(job.unique_key, job.unique_states, job.state):
-        with _translated(alias), connection.cursor() as cursor:
+        with translated(alias), connection.cursor() as cursor:
             cursor.execute(statement("control/enqueue", "insert_job"), _parameters(job))
-            return _stored(job, *cursor.fetchone())
-    with _translated(alias):
-        stored, holder_id = _store_unique(job, connection)
-    return stored if stored is not None else _conflict(job, holder_id, on_conflict)
+            stored = _stored(job, *cursor.fetchone()[:3])
+    else:
+        with translated(alias):
+            found, holder_id = _store_unique(job, connection)
+        if found is None:
+            return _conflict(job, holder_id, on_conflict)
+        stored = found
+    _count((job,), alias)
+    return stored
 
 
 def _store_unique(job: JobInsert, connection: BaseDatabaseWrapper) -> tuple[Job | None, int | None]:
@@ -166,7 +198,7 @@ def _store_unique(job: JobInsert, connection: BaseDatabaseWrapper) -> tuple[Job 
         try:
             with _savepoint(connection), connection.cursor() as cursor:
                 cursor.execute(statement("control/enqueue", "insert_unique_job"), _parameters(job))
-                job_id, run_at, created_at, holder_id = cursor.fetchone()
+                job_id, run_at, created_at, holder_id = cursor.fetchone()[:4]
         except DatabaseError as error:
             if not _is_unique_conflict(error):
                 raise
@@ -266,10 +298,13 @@ def store_many(
     connection = postgres(alias)
     copied = Copied()
     if jobs:
-        if not connection.in_atomic_block and (others := _open_elsewhere(alias)):
-            copied = _store_many_later(jobs, alias, others, on_conflict)
-        else:
-            copied = _store_batch(jobs, alias, on_conflict)
+        live = telemetry.current()
+        with live.enqueue_span(jobs):
+            jobs = stamped(live, jobs)
+            if not connection.in_atomic_block and (others := _open_elsewhere(alias)):
+                copied = _store_many_later(jobs, alias, others, on_conflict)
+            else:
+                copied = _store_batch(jobs, alias, on_conflict)
     ids: list[int | None] = [None] * (len(jobs) if total is None else total)
     for index, job_id in copied.ids.items():
         ids[index if places is None else places[index]] = job_id
@@ -284,32 +319,55 @@ def store_many(
 
 
 def _store_batch(
-    jobs: Sequence[JobInsert], alias: str, on_conflict: OnConflict, ids: Sequence[int] | None = None
+    jobs: Sequence[JobInsert], alias: str, on_conflict: OnConflict, handed_out: _HandedOut | None = None
 ) -> Copied:
-    """Insert a batch where the transition state sends it; all of it or, with an error, none."""
+    """Insert a batch where the transition state sends it; all of it or, with an error, none.
+
+    Ids that were handed out for another storage than that are of no use, as they may be those of other jobs there.
+    """
     connection = postgres(alias)
-    with _translated(alias), transaction.atomic(using=alias):
+    began = time.perf_counter()
+    with translated(alias), transaction.atomic(using=alias):
         with connection.wrap_database_errors, plain_cursor(alias) as cursor:
             cursor.execute(statement("control/enqueue", "route"))
             row = cursor.fetchone()
-            if row is not None and row[0] == _SCHEMA:
-                copied = copy_jobs(cursor, jobs, ids=ids)
-            else:
-                copied = _insert_each(
-                    cursor, connection, jobs, ids if row is None or row[0] is None else None
+            schema = None if row is None else row[0]
+            ids = None
+            if handed_out is not None and handed_out.schema == schema:
+                ids = handed_out.ids
+            elif handed_out is not None:
+                logger.warning(
+                    "jobs %s were not stored under these ids: since they were enqueued new jobs go to %s storage",
+                    ", ".join(map(str, handed_out.ids)),
+                    "canonical" if schema is None else "queue",
                 )
+            if schema == _SCHEMA:
+                copied = copy_jobs(cursor, jobs, ids=ids)
+            elif schema is None:
+                copied = _insert_free(cursor, connection, jobs, copy_canonical, ids)
+            else:
+                copied = _insert_free(cursor, connection, jobs, insert_jobs)
         if on_conflict == "raise":
             for index, holder_id in sorted(copied.duplicates.items()):
                 job = jobs[index]
                 assert job.unique_key is not None
                 raise UniqueConflict(job.unique_key, holder_id, job.kind)
+    if copied.ids:
+        _count((jobs[index] for index in copied.ids), alias, time.perf_counter() - began)
     return copied
 
 
-def _insert_each(
-    cursor: Cursor, connection: BaseDatabaseWrapper, jobs: Sequence[JobInsert], ids: Sequence[int] | None
+def _insert_free(
+    cursor: Cursor,
+    connection: BaseDatabaseWrapper,
+    jobs: Sequence[JobInsert],
+    insert: Callable[..., Sequence[int]],
+    ids: Sequence[int] | None = None,
 ) -> Copied:
-    """Insert through the database's function, in one statement; for the canonical tables and other schemas."""
+    """Insert those jobs whose unique keys are free, by what raises the driver's error for one that is not.
+
+    ``ids`` were handed out before, for every job one.
+    """
     copied = Copied()
     firsts: dict[bytes, int] = {}
     repeats: list[tuple[int, bytes]] = []
@@ -327,9 +385,8 @@ def _insert_each(
         order = [firsts[key] for key in sorted(firsts) if key not in held] + plain
         try:
             with transaction.atomic(using=connection.alias), connection.wrap_database_errors:
-                inserted = _insert_in_order(
-                    cursor, [jobs[index] for index in order], ids and [ids[i] for i in order]
-                )
+                given = {} if ids is None else {"ids": [ids[index] for index in order]}
+                inserted = insert(cursor, [jobs[index] for index in order], **given)
             break
         except DatabaseError as error:
             if not _is_unique_conflict(error) or round_ == _ROUNDS - 1:
@@ -348,7 +405,11 @@ def _holders(cursor: Cursor, keys: list[bytes]) -> dict[bytes, int]:
     return {bytes(key): job_id for key, job_id in cursor.fetchall()}
 
 
-def _insert_in_order(cursor: Cursor, jobs: Sequence[JobInsert], ids: Sequence[int] | None) -> Sequence[int]:
+def insert_jobs(cursor: Cursor, jobs: Sequence[JobInsert]) -> Sequence[int]:
+    """Store validated jobs in this order, on whichever engine takes new jobs, and return their ids.
+
+    In the caller's transaction; a unique key that is held raises the driver's error.
+    """
     if not jobs:
         return ()
     parameters: dict[str, Any] = {
@@ -365,11 +426,8 @@ def _insert_in_order(cursor: Cursor, jobs: Sequence[JobInsert], ids: Sequence[in
         "unique_states": [job.unique_states for job in jobs],
         "ordering_keys": [job.ordering_key for job in jobs],
     }
-    if ids is not None:
-        cursor.execute(statement("control/enqueue", "insert_canonical"), {**parameters, "ids": list(ids)})
-        return ids
     cursor.execute(statement("control/enqueue", "insert_jobs"), parameters)
-    return [job_id for _, job_id in sorted(cursor.fetchall())]
+    return [job_id for _, job_id, _ in sorted(cursor.fetchall())]
 
 
 # A queue in another database than the open transaction
@@ -397,10 +455,18 @@ def _after_commits(aliases: Sequence[str], action: Callable[[], object]) -> None
         transaction.on_commit(partial(committed, alias), using=alias)
 
 
-def _hand_out_ids(alias: str, total: int) -> list[int]:
-    with _translated(alias), postgres(alias).cursor() as cursor:
+class _HandedOut(NamedTuple):
+    """Ids for jobs that are stored later, and the schema that they mean something in; None for the canonical tables."""
+
+    ids: Sequence[int]
+    schema: str | None
+
+
+def _hand_out_ids(alias: str, total: int) -> _HandedOut:
+    with translated(alias), postgres(alias).cursor() as cursor:
         cursor.execute(statement("control/enqueue", "hand_out_ids"), {"total": total})
-        return [job_id for (job_id,) in cursor.fetchall()]
+        rows = cursor.fetchall()
+    return _HandedOut([job_id for job_id, _ in rows], rows[0][1])
 
 
 def _current_holders(jobs: Sequence[JobInsert], alias: str) -> dict[int, int]:
@@ -413,7 +479,7 @@ def _current_holders(jobs: Sequence[JobInsert], alias: str) -> dict[int, int]:
     if not keys:
         return {}
     connection = postgres(alias)
-    with _translated(alias), connection.wrap_database_errors, plain_cursor(alias) as cursor:
+    with translated(alias), connection.wrap_database_errors, plain_cursor(alias) as cursor:
         held = _holders(cursor, keys)
     return {
         index: held[job.unique_key]
@@ -431,10 +497,11 @@ def _store_many_later(
         raise UniqueConflict(jobs[index].unique_key or b"", holder_id, jobs[index].kind)
     order = [index for index in range(len(jobs)) if index not in duplicates]
     kept = [jobs[index] for index in order]
-    ids = _hand_out_ids(alias, len(kept)) if kept else []
+    handed_out = _hand_out_ids(alias, len(kept)) if kept else _HandedOut((), None)
+    ids = handed_out.ids
 
     def action() -> None:
-        late = _store_batch(kept, alias, "holder", ids)
+        late = _store_batch(kept, alias, "holder", handed_out)
         for index, holder_id in late.duplicates.items():
             logger.warning(
                 "job %d of kind %s was not stored: job %d has taken its unique key since it was enqueued",
@@ -473,7 +540,7 @@ def _is_unique_conflict(error: DatabaseError) -> bool:
 
 
 @contextmanager
-def _translated(alias: str) -> Iterator[None]:
+def translated(alias: str) -> Iterator[None]:
     """Errors of the database that mean something special here, in our words; others unchanged."""
     try:
         yield

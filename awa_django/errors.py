@@ -7,7 +7,13 @@
      +-- UniqueConflict                   another job holds the unique key; carries the holder's id
      +-- UnknownKind (LookupError)        no handler is registered for a kind
      +-- JobNotFound (LookupError)        no job has that id
+     +-- WrongState                       a job that cannot be changed so in the state it is in; names the state
      +-- CallbackNotFound (LookupError)   no attempt waits for that callback
+     +-- BatchOperationNotFound (LookupError)   no batch operation has that id
+     +-- CallbackRefused (ValueError)     a handler cannot register or wait for a callback now; says why
+     +-- ScheduleNotFound (LookupError)   no schedule has that name
+     +-- StorageTransitionRefused         a step to another storage engine that is not due; says what stands in the way
+     +-- CelNotInstalled                  an expression needs the package of the extra ``cel``
      +-- TerminalError                    raised by a handler: fail now, never retry
      +-- SchemaOutOfDate                  schema ``awa`` is missing, too old or too new for this release
      +-- ConfigurationError (ImproperlyConfigured)   a setting or declaration that cannot work
@@ -17,18 +23,26 @@ Errors of the database that mean nothing special here stay ``django.db`` excepti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.core.exceptions import ImproperlyConfigured
 
 __all__ = [
     "AwaError",
+    "BatchOperationNotFound",
     "CallbackNotFound",
+    "CallbackRefused",
+    "CelNotInstalled",
     "ConfigurationError",
     "InvalidJob",
     "JobNotFound",
+    "ScheduleNotFound",
     "SchemaOutOfDate",
+    "StorageTransitionRefused",
     "TerminalError",
     "UniqueConflict",
     "UnknownKind",
+    "WrongState",
 ]
 
 
@@ -85,8 +99,56 @@ class JobNotFound(AwaError, LookupError):
     """No job has that id on any plane."""
 
 
+class WrongState(AwaError):
+    """A job that exists, in a state or place in which that cannot be done to it; the message names it."""
+
+
+class BatchOperationNotFound(AwaError, LookupError):
+    """No batch operation has that id."""
+
+
 class CallbackNotFound(AwaError, LookupError):
     """No attempt waits for that callback."""
+
+
+class CallbackRefused(AwaError, ValueError):
+    """A handler cannot register a callback, or cannot wait for one any longer; the message says why."""
+
+
+class ScheduleNotFound(AwaError, LookupError):
+    """No schedule has that name."""
+
+
+class StorageTransitionRefused(AwaError):
+    """A step from one storage engine to the other that may not be taken now; nothing has changed.
+
+    ``step`` is its name, ``blockers`` what stands in the way, each with what to do about it.
+    """
+
+    def __init__(self, step: str, blockers: Sequence[str]) -> None:
+        super().__init__(f"storage: cannot {step.replace('_', ' ')}: {'; '.join(blockers)}")
+        self.step = step
+        self.blockers = tuple(blockers)
+
+    def __reduce__(self) -> tuple[type[StorageTransitionRefused], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.step, self.blockers)
+
+
+class CelNotInstalled(AwaError):
+    """An expression cannot be checked or evaluated without the extra ``cel``; nothing was decided.
+
+    ``needs`` names what the expression uses of it.
+    """
+
+    def __init__(self, needs: str) -> None:
+        super().__init__(
+            f"a callback expression uses {needs}(...), which needs the package common-expression-language: "
+            "pip install awa-django[cel]"
+        )
+        self.needs = needs
+
+    def __reduce__(self) -> tuple[type[CelNotInstalled], tuple[str]]:
+        return type(self), (self.needs,)
 
 
 class TerminalError(AwaError):

@@ -108,6 +108,37 @@ def test_a_kind_whose_queue_nobody_serves_is_a_warning() -> None:
     assert "--queue bulk" in str(warning.hint)
 
 
+@pytest.mark.parametrize(
+    ("awa", "words"),
+    [
+        (
+            {"QUEUES": {"a": {"min_workers": 2, "weight": 3}}},
+            "min_workers and weight, which mean nothing without",
+        ),
+        ({"QUEUES": {"a": 20, "b": {}}, "GLOBAL_MAX_WORKERS": 9}, "max_workers, which mean nothing with"),
+    ],
+)
+def test_options_that_mean_nothing_are_a_warning(awa: dict[str, Any], words: str) -> None:
+    with override_settings(AWA=awa):
+        (warning,) = check_settings()
+    assert warning.id == "awa.W005"
+    assert words in warning.msg
+    assert "['a']" in warning.msg
+
+
+@override_settings(
+    AWA={"QUEUES": {"a": {"min_workers": 2}, "b": {"min_workers": 1}, "c": {}}, "GLOBAL_MAX_WORKERS": 3}
+)
+def test_a_queue_that_can_never_run_a_job_is_a_warning() -> None:
+    (warning,) = check_settings()
+    assert (warning.id, "'c'" in warning.msg) == ("awa.W006", True)
+
+
+@override_settings(AWA={"QUEUES": {"a": {"min_workers": 2}, "c": {}}, "GLOBAL_MAX_WORKERS": 3})
+def test_queues_that_share_slots_as_they_may_are_no_matter() -> None:
+    assert check_settings() == []
+
+
 def test_unreadable_annotations_are_an_error() -> None:
     @job
     def unreadable(when: NowhereToBeFound) -> None: ...  # type: ignore[name-defined]  # noqa: F821

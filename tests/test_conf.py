@@ -73,6 +73,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"POLL_INTERVAL": float("inf")}, "no usable duration"),
     ({"LISTEN": "yes"}, "True or False"),
     ({"UNKNOWN_KIND": "ignore"}, "'defer' or 'fail'"),
+    ({"TRANSITION_ROLE": "leader"}, "one of 'auto', 'canonical_drain', 'queue_storage_target'"),
     ({"HISTORY_MAX_ROWS": 0}, "at least 1"),
     ({"SETTLE_BATCH_SIZE": 1.5}, "whole number"),
     ({"DATABASE": ""}, "text is needed"),
@@ -89,6 +90,18 @@ WRONG: list[tuple[Any, str]] = [
     ({"QUEUES": {"a": {"rate_limit": 5}}}, "rate limit is a dict"),
     ({"QUEUES": {"a": {"rate_limit": {"rate": 5}}}}, "did you mean 'max_rate'?"),
     ({"QUEUES": {"a": {"rate_limit": {"max_rate": 0}}}}, "above zero"),
+    ({"QUEUES": {"a": {"claimers": 0}}}, "at least 1"),
+    ({"QUEUES": {"a": {"claim_batch_size": 0}}}, "at least 1"),
+    ({"QUEUES": {"a": {"min_workers": -1}}}, "at least 0"),
+    ({"QUEUES": {"a": {"weight": 0}}}, "at least 1"),
+    ({"QUEUES": {"a": {"weight": 1.5}}}, "whole number"),
+    ({"GLOBAL_MAX_WORKERS": 0}, "at least 1"),
+    ({"GLOBAL_MAX_WORKERS": True}, "whole number"),
+    ({"MAX_CLAIMERS_PER_QUEUE": -1}, "at least 0"),
+    (
+        {"GLOBAL_MAX_WORKERS": 5, "QUEUES": {"a": {"min_workers": 3}, "b": {"min_workers": 3}, "c": {}}},
+        "5 is less than the 6 jobs at once that min_workers guarantees (a 3, b 3)",
+    ),
     ({"STALE_AFTER": 89}, "under three heartbeats"),
     ({"HEARTBEAT_INTERVAL": 31}, "under three heartbeats"),
 ]
@@ -111,6 +124,26 @@ def test_every_wrong_setting_is_reported_at_once() -> None:
         "AWA['POLL_INTERVAL']",
         "AWA['QUEUES']['a']['x']",
     ]
+
+
+@override_settings(
+    AWA={
+        "GLOBAL_MAX_WORKERS": 5,
+        "MAX_CLAIMERS_PER_QUEUE": 0,
+        "QUEUES": {"a": {"min_workers": 5, "weight": 2, "claimers": 3}, "b": {}},
+    }
+)
+def test_queues_may_share_the_slots_of_a_process() -> None:
+    settings = get_settings()
+    assert (settings.global_max_workers, settings.max_claimers_per_queue) == (5, 0)
+    shared = settings.queue("a")
+    assert (shared.min_workers, shared.weight, shared.claimers) == (5, 2, 3)
+    assert (settings.queue("b").min_workers, settings.queue("b").weight) == (0, 1)
+
+
+@override_settings(AWA={"GLOBAL_MAX_WORKERS": None})
+def test_no_global_maximum_may_be_said_aloud() -> None:
+    assert get_settings() == Settings()
 
 
 @override_settings(AWA={"HEARTBEAT_INTERVAL": 1, "STALE_AFTER": 3, "FAILED_RETENTION": 0})

@@ -580,6 +580,21 @@ def test_ids_handed_out_before_the_commit_hold_on_canonical_tables(jobs_database
 
 
 @pytest.mark.django_db(transaction=True)
+def test_ids_of_one_storage_are_not_used_in_the_other(
+    jobs_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored.use_canonical("jobs")
+    with transaction.atomic():
+        answer = note.enqueue(order_id=1)
+        stored.run("DELETE FROM awa.runtime_instances", using="jobs")
+        stored.run("SELECT awa.storage_auto_finalize_if_fresh('awa')", using="jobs")
+        stored.run("SELECT setval('awa.job_id_seq', %s)", answer.id + 1000, using="jobs")
+    (row,) = stored.ready("jobs")
+    assert row["job_id"] == answer.id + 1001
+    assert f"jobs {answer.id} were not stored under these ids" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
 def test_unique_jobs_of_another_databases_transaction(
     jobs_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

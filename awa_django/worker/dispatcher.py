@@ -1,4 +1,4 @@
-"""Claiming: one loop for each queue (contract: runtime/dispatcher)."""
+"""Claiming: one loop for each queue and claimer (contract: runtime/dispatcher)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any
 
 import psycopg
 
-from awa_django.conf import QueueConfig
+from awa_django import telemetry
+from awa_django.conf import QueueConfig, RateLimit
 from awa_django.jobs import Attempt
 from awa_django.planes.base import Plane
+from awa_django.worker.claimers import Claimer
 from awa_django.worker.flights import Flight
+from awa_django.worker.permits import Permits
 from awa_django.worker.service import Service
 
 __all__ = ["Dispatcher", "TokenBucket"]
@@ -34,10 +37,16 @@ HELD_BACK_SECONDS = 0.05
 LOOK_AGAIN_SECONDS = 0.001
 #: A claim cursor is moved by the next claim, or by itself when none has come for this long.
 ADVANCE_SECONDS = 0.005
+#: Other loops hold the claimer slots although something waits: the next look follows after this, doubling up to the
+#: second; give or take a half.
+REFUSED_SECONDS = 0.004
+REFUSED_LONGEST_SECONDS = 0.1
+#: A loop that left jobs behind and found no permit for this long gives its claimer slot to another one.
+YIELD_SECONDS = 0.1
 
 
 class TokenBucket:
-    """A rate limit: starts full, refills with monotonic time. Used by one thread."""
+    """A rate limit, shared by the claimers of a queue: starts full, refills with monotonic time."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -45,19 +54,27 @@ class TokenBucket:
         self._clock = clock
         self._tokens = float(burst)
         self._at = clock()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, limit: RateLimit | None) -> TokenBucket | None:
+        """The bucket of a queue's limit, if it has one."""
+        return None if limit is None else cls(limit.max_rate, limit.capacity)
 
     def take(self, most: int) -> int:
         """Up to ``most`` whole tokens."""
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        taken = min(most, int(self._tokens))
-        self._tokens -= taken
-        return taken
+        with self._lock:
+            now = self._clock()
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+            self._at = now
+            taken = min(most, int(self._tokens))
+            self._tokens -= taken
+            return taken
 
     def give_back(self, tokens: int) -> None:
         """Return tokens of jobs that were not found."""
-        self._tokens = min(self._burst, self._tokens + tokens)
+        with self._lock:
+            self._tokens = min(self._burst, self._tokens + tokens)
 
     def wait_seconds(self) -> float:
         """Until the next whole token."""
@@ -68,13 +85,19 @@ class Dispatcher(Service):
     """Claims jobs of one queue, never more than there are free permits.
 
     A permit is taken before the claim and freed when the handler's outcome is known. A wake-up
-    (notification, freed capacity, poll) is served by claiming until nothing is left to claim.
+    (notification, freed capacity, poll) is served by claiming until nothing is left to claim. The claimers of
+    a queue share ``permits`` and ``bucket``; with ``claimer`` the loop claims only while it holds a slot. ``number``
+    tells the claimers of a queue apart.
     """
 
     def __init__(
         self,
         config: QueueConfig,
         *,
+        permits: Permits,
+        bucket: TokenBucket | None = None,
+        claimer: Claimer | None = None,
+        number: int = 1,
         plane: Plane,
         connect: Callable[[], psycopg.Connection[Any]],
         start_flights: Callable[[Sequence[Flight]], None],
@@ -82,48 +105,46 @@ class Dispatcher(Service):
         held_back: Callable[[], bool],
         nudge: Callable[[], None],
     ) -> None:
-        super().__init__(f"queue {config.name}")
+        super().__init__(f"queue {config.name}" + (f" claimer {number}" if number > 1 else ""))
         self.config = config
+        self._permits = permits
+        self._bucket = bucket
+        self._claimer = claimer
         self._plane = plane
         self._connect = connect
         self._start_flights = start_flights
         self._poll_seconds = poll_seconds
         self._held_back = held_back
         self._nudge = nudge
-        self._bucket = (
-            TokenBucket(config.rate_limit.max_rate, config.rate_limit.capacity) if config.rate_limit else None
-        )
-        self._lock = threading.Lock()
-        self._free = config.max_workers
-        #: Permits that the claim in progress holds for jobs it may not find.
-        self._claiming = 0
-        #: The loop wants to hear of freed permits.
-        self._starved = False
+        self._telemetry = telemetry.current()
         self._wake = threading.Event()
+        #: Who set the event, for the metrics.
+        self._reason = "poll"
+        #: When the loop woke up, until the first claim after it; None from then on.
+        self._woken_at: float | None = None
         #: Looks that found nothing, although there was a backlog, since the last wake-up or job.
         self._looks = 0
         #: Attempts whose lanes' cursors have not been moved, and whether the next claim moves them.
         self._unpassed: list[Attempt] = []
         self._self_moving = False
         self._claimed_at = 0.0
-        #: Whether the last claim found less than it asked for.
+        #: Whether the last claim found as much as it asked for, so that there may be more.
+        self._full = False
+        #: Whether the last look found nothing to claim.
         self.empty = threading.Event()
 
-    @property
-    def in_flight(self) -> int:
-        """Attempts of this queue whose handler has not returned."""
-        return self.config.max_workers - self._free - self._claiming
-
     def wake(self) -> None:
-        """Look for jobs now."""
+        """Look for jobs now: some were announced."""
+        self._reason = "notify"
+        self._wake.set()
+
+    def _wake_for_capacity(self) -> None:
+        self._reason = "capacity"
         self._wake.set()
 
     def release(self) -> None:
         """Free the permit of an attempt whose handler's outcome is known."""
-        with self._lock:
-            self._free += 1
-        if self._starved and not self._wake.is_set():
-            self._wake.set()
+        self._permits.release()
 
     def stop(self) -> None:
         super().stop()
@@ -136,82 +157,128 @@ class Dispatcher(Service):
             self._unpassed = []
             self.alive = True
             while not self.stopping.is_set():
-                pause = self._drain(connection)
+                self._woken_at = time.monotonic()
+                self._telemetry.woken(self.config.name, self._reason)
+                with self._telemetry.poll(self.config.name):
+                    pause = self._drain(connection)
                 self._sleep(connection, pause)
             self._advance(connection)
+            self._leave(connection)
 
     def _sleep(self, connection: psycopg.Connection[Any], seconds: float) -> None:
         """Until something may have changed, doing meanwhile what could wait."""
         woken = False
-        if self._unpassed or self._free < self.config.max_workers:
+        if self._unpassed or self._permits.in_flight > 0:
             woken = self._wake.wait(min(ADVANCE_SECONDS, seconds))
             if not woken:
                 self._nudge()
                 self._advance(connection)
+        if not woken and seconds > YIELD_SECONDS and self._keeps_others_away:
+            woken = self._wake.wait(YIELD_SECONDS)
+            if not woken:
+                self._leave(connection)
         if woken or self._wake.wait(seconds):
             self._looks = 0
+        else:
+            self._reason = "poll"
         self._wake.clear()
 
     def _drain(self, connection: psycopg.Connection[Any]) -> float:
         """Claim until nothing is left to claim; returns the seconds until the next look."""
-        most = min(self.config.max_workers, self.config.claim_batch_size)
         while not self.stopping.is_set():
             if self._held_back():
                 # Outcomes pile up faster than they are stored; claiming more would only add to them.
                 return HELD_BACK_SECONDS
-            self._starved = True
-            wanted = min(self._free, most)
-            if wanted <= 0:
-                if most == 0:
-                    self.empty.set()
-                return self._poll_seconds()
-            if wanted < most and time.monotonic() - self._claimed_at < SHORT_SECONDS:
-                wanted = self._gather(wanted, most)
-            self._starved = False
-            granted = self._bucket.take(wanted) if self._bucket else wanted
-            if granted == 0:
-                assert self._bucket is not None
-                return min(self._bucket.wait_seconds(), self._poll_seconds())
-            if self._claim(connection, granted) == 0:
-                pause = self._pause_after_nothing(connection)
+            most = min(self._permits.most, self.config.claim_batch_size)
+            if most == 0:
                 self.empty.set()
-                return pause
+                return self._poll_seconds()
+            if self._bucket is not None and (most := self._bucket.take(most)) == 0:
+                self._permits.rest()
+                if self._woken_at is not None:
+                    self._telemetry.rate_limited(self.config.name, self._reason)
+                return min(self._bucket.wait_seconds(), self._poll_seconds())
+            granted = self._acquire(most)
+            if self._bucket is not None:
+                self._bucket.give_back(most - granted)
+            if granted == 0:
+                return self._poll_seconds()
+            first, self._woken_at = self._woken_at, None
+            if first is not None:
+                self._telemetry.first_round(
+                    self.config.name, self._reason, permits=granted, seconds=time.monotonic() - first
+                )
+            found = self._claim(connection, granted)
+            if not found:
+                if first is not None:
+                    self._telemetry.found_nothing(self.config.name, self._reason)
+                self._permits.rest()
+                return self._pause_without_slot() if found is None else self._pause_after_nothing(connection)
             self._looks = 0
             self.empty.clear()
         return 0.0
 
-    def _gather(self, wanted: int, most: int) -> int:
-        """Wait while permits keep coming free, so that short jobs are claimed in batches."""
-        for _ in range(GATHER_ROUNDS):
-            before = wanted
-            time.sleep(GATHER_SECONDS)
-            wanted = min(self._free, most)
-            if wanted in (before, most):
-                break
-        return wanted
+    def _acquire(self, most: int) -> int:
+        """Take up to ``most`` permits.
 
-    def _claim(self, connection: psycopg.Connection[Any], granted: int) -> int:
-        """Claim at most as many jobs as permits were granted, and start them; permits left over are freed."""
-        with self._lock:
-            self._free -= granted
-            self._claiming = granted
+        While permits keep coming free the claim waits for more of them, so that short jobs are claimed in batches.
+        """
+        free = self._permits.available(most)
+        if 0 < free < most and time.monotonic() - self._claimed_at < SHORT_SECONDS:
+            for _ in range(GATHER_ROUNDS):
+                before = free
+                time.sleep(GATHER_SECONDS)
+                free = self._permits.available(most)
+                if free in (before, most):
+                    break
+        return self._permits.acquire(most, self._wake_for_capacity)
+
+    def _claim(self, connection: psycopg.Connection[Any], granted: int) -> int | None:
+        """Claim at most as many jobs as permits were granted, and start them; permits left over are freed.
+
+        None without a claimer slot: nobody looked.
+        """
         attempts: list[Attempt] = []
         try:
-            attempts = self._claimed_attempts(connection, granted)
+            admitted = self._may_claim(connection)
+            if admitted:
+                attempts = self._claimed_attempts(connection, granted)
             self.crashes = 0
         finally:
-            unused = granted - len(attempts)
-            with self._lock:
-                self._free += unused
-                self._claiming = 0
-            if self._bucket:
-                self._bucket.give_back(unused)
+            self._permits.use(len(attempts))
+            if unused := granted - len(attempts):
+                self._permits.give_back(unused)
+                self._telemetry.permits_unused(self.config.name, unused)
+                if self._bucket is not None:
+                    self._bucket.give_back(unused)
+        self._full = not unused
+        if not admitted:
+            return None
         self._start_flights([Flight(attempt, self) for attempt in attempts])
         self._claimed_at = time.monotonic()
         self._unpassed = attempts
         if not self._self_moving:
             self._advance(connection)
+        if attempts and self._claimer is not None:
+            with psycopg.Cursor(connection) as cursor:
+                self._claimer.claimed(cursor)
         return len(attempts)
+
+    @property
+    def _keeps_others_away(self) -> bool:
+        """Whether jobs may be left that this loop did not take, and others do not because of it."""
+        return self._full and self._claimer is not None and self._claimer.slot is not None
+
+    def _may_claim(self, connection: psycopg.Connection[Any]) -> bool:
+        if self._claimer is None:
+            return True
+        with psycopg.Cursor(connection) as cursor:
+            return self._claimer.may_claim(cursor)
+
+    def _leave(self, connection: psycopg.Connection[Any]) -> None:
+        if self._claimer is not None:
+            with psycopg.Cursor(connection) as cursor:
+                self._claimer.leave(cursor)
 
     def _advance(self, connection: psycopg.Connection[Any]) -> None:
         """Move the claim cursors past what was claimed last."""
@@ -231,16 +298,31 @@ class Dispatcher(Service):
         """Seconds until the next look after a claim that found nothing."""
         poll = self._poll_seconds()
         pause: float = LOOK_AGAIN_SECONDS * 2**self._looks * random.uniform(0.5, 1.5)
-        if pause >= poll:
+        if pause < poll:
+            with psycopg.Cursor(connection) as cursor:
+                backlog = self._plane.has_backlog(cursor, self.config.name)
+            self._looks += backlog
+            poll = pause if backlog else poll
+        self.empty.set()
+        return poll
+
+    def _pause_without_slot(self) -> float:
+        """Seconds until the next look where no claimer slot was to be had, or nothing waits that would need one."""
+        poll = self._poll_seconds()
+        if self._claimer is None or self._claimer.backlog == 0:
+            self.empty.set()
             return poll
-        with psycopg.Cursor(connection) as cursor:
-            if not self._plane.has_backlog(cursor, self.config.name):
-                return poll
+        self.empty.clear()
+        pause: float = min(REFUSED_SECONDS * 2 ** min(self._looks, 16), REFUSED_LONGEST_SECONDS)
         self._looks += 1
-        return pause
+        return min(pause * random.uniform(0.5, 1.5), poll)
 
     def _claimed_attempts(self, connection: psycopg.Connection[Any], limit: int) -> list[Attempt]:
-        with psycopg.Cursor(connection) as cursor:
+        began = time.perf_counter()
+        with (
+            self._telemetry.claim_span(self._plane.name, self.config.name),
+            psycopg.Cursor(connection) as cursor,
+        ):
             attempts, refused = self._plane.claim(
                 cursor,
                 self.config.name,
@@ -248,6 +330,7 @@ class Dispatcher(Service):
                 deadline=self.config.deadline,
                 aging=self.config.priority_aging_interval,
             )
+        self._telemetry.claimed(self.config.name, attempts, time.perf_counter() - began)
         if refused:
             self._refuse(connection, refused)
         return attempts

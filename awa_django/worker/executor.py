@@ -23,6 +23,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from awa_django import telemetry
 from awa_django.errors import InvalidJob, TerminalError
 from awa_django.outcomes import (
     Cancel,
@@ -35,7 +36,10 @@ from awa_django.outcomes import (
     WaitForCallback,
 )
 from awa_django.registry import JobKind
+from awa_django.settle import announce_start
+from awa_django.signals import job_started
 from awa_django.unreadable import Unreadable
+from awa_django.worker.attendant import Attendant
 from awa_django.worker.context import JobContext
 from awa_django.worker.flights import Flight
 
@@ -57,7 +61,6 @@ class Finish(Protocol):
     def __call__(self, flight: Flight, outcome: Outcome, *, returned: bool = True) -> None: ...
 
 
-Flush = Callable[[Flight], None]
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
@@ -65,10 +68,8 @@ def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:
     """What a handler's return value means."""
     if result is None:
         return _SUCCESS
-    if isinstance(result, RetryAfter | Snooze | Cancel):
+    if isinstance(result, RetryAfter | Snooze | Cancel | WaitForCallback):
         return result
-    if isinstance(result, WaitForCallback):
-        return Terminal("WaitForCallback returned without calling register_callback")
     if not kind.keep_result:
         logger.debug("%s returned a value that is not kept: %.200r", kind.kind, result)
         return _SUCCESS
@@ -216,14 +217,18 @@ class Executor:
         kinds: Callable[[str], JobKind[Any, Any] | None],
         finish: Finish,
         unknown: Callable[[Flight], Outcome],
-        flush: Flush,
+        attendant: Attendant,
         threads: int,
     ) -> None:
         self._kinds = kinds
         self._finish = finish
         self._unknown = unknown
-        self._flush = flush
-        self._pool = ThreadPool(max(threads, 1), self._run_sync)
+        self._attendant = attendant
+        # Chosen once: nobody looks for each job whether anything is traced.
+        self._telemetry = telemetry.current()
+        traced = self._telemetry.tracing
+        self._run_coroutine = self._run_async_traced if traced else self._run_async
+        self._pool = ThreadPool(max(threads, 1), self._run_sync_traced if traced else self._run_sync)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
         self._coroutines: deque[Flight] = deque()
@@ -277,8 +282,27 @@ class Executor:
             return Terminal(f"InvalidJob: {error}")
         if kind.timeout is not None and not kind.is_async:
             self._watch(flight, kind.timeout.total_seconds())
-        context = JobContext(flight, self._flush) if kind.takes_context else None
+        context = JobContext(flight, self._attendant) if kind.takes_context else None
+        flight.started = time.monotonic()
+        if job_started.receivers and job_started.has_listeners(kind):
+            announce_start(attempt.job)
         return kind, partial(kind.run, context, arguments)
+
+    def _run_sync_traced(self, flight: Flight) -> None:
+        """:meth:`_run_sync` with a span that is the current one, for what the handler does too."""
+        if flight.done:
+            self._run_sync(flight)
+            return
+        with self._telemetry.execution(flight.attempt):
+            self._run_sync(flight)
+
+    async def _run_async_traced(self, flight: Flight, context: ThreadSensitiveContext) -> None:
+        """The same for :meth:`_run_async`."""
+        if flight.done:
+            await self._run_async(flight, context)
+            return
+        with self._telemetry.execution(flight.attempt):
+            await self._run_async(flight, context)
 
     def _run_sync(self, flight: Flight) -> None:
         outcome: Outcome
@@ -295,6 +319,7 @@ class Executor:
                 # In a context of its own: what it sets, such as a language, is not there for the next job.
                 outcome = outcome_of_result(kind, copy_context().run(call))
         except BaseException as error:
+            self._telemetry.raised(error)
             outcome = outcome_of_error(error)
         try:
             outcome = self._after_job(outcome)
@@ -315,7 +340,7 @@ class Executor:
         SyncToAsync.thread_sensitive_context.set(context)
         before = copy_context()
         while waiting:
-            await self._run_async(waiting.popleft(), context)
+            await self._run_coroutine(waiting.popleft(), context)
             if copy_context() != before:
                 break
         self._contexts.append(context)
@@ -340,6 +365,7 @@ class Executor:
                         result = await call()
                 outcome = outcome_of_result(kind, result)
         except BaseException as error:
+            self._telemetry.raised(error)
             outcome = outcome_of_error(error)
             task = asyncio.current_task()
             while task is not None and task.cancelling():

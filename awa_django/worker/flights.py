@@ -30,10 +30,12 @@ class Flight:
         "done",
         "flushed",
         "generation",
+        "has_lease",
         "left_state",
         "lost",
         "progress",
         "settling",
+        "started",
     )
 
     def __init__(self, attempt: Attempt, dispatcher: Dispatcher) -> None:
@@ -46,8 +48,12 @@ class Flight:
         self.lost = False
         #: Whether a heartbeat or progress may have been stored, which the end of the attempt has to remove.
         self.left_state = False
+        #: Whether the attempt may have become a lease: it registered a callback, or was about to.
+        self.has_lease = False
         #: Its outcome is being written: heartbeats would wait for that transaction, or come after it.
         self.settling = False
+        #: When the handler began, by the monotonic clock; None before.
+        self.started: float | None = None
         self.progress: JsonValue = None
         #: Counts changes of progress; ``flushed`` is the one that is stored.
         self.generation = 0
@@ -125,6 +131,11 @@ class Flights:
                 if flight.left_state:
                     left.add(pair)
         return left
+
+    def has_lease(self, pair: tuple[int, int]) -> bool:
+        """Whether an attempt of this process may have become a lease."""
+        flight = self._held.get(pair)
+        return flight is not None and flight.has_lease
 
     def resume(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Let heartbeats go on for attempts whose outcome could not be written yet."""

@@ -1,4 +1,4 @@
-"""What a worker process says about itself: its row in ``awa.runtime_instances``, and which storage it serves.
+"""What a worker process says about itself: its row in ``awa.runtime_instances``.
 
 Other clients read the list of runtimes whole, and a row they cannot decode keeps their workers from
 starting; so its shape is theirs to the last key (contract: schema section 5.7).
@@ -20,16 +20,16 @@ from typing import Any
 
 import psycopg
 
-from awa_django import __version__
+from awa_django import __version__, telemetry
 from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
-from awa_django.errors import ConfigurationError
 from awa_django.planes.base import Cursor
 from awa_django.sql import statement
 from awa_django.worker.descriptors import Descriptor, hashes, sync
 from awa_django.worker.service import Service
+from awa_django.worker.snapshot import show
 
-__all__ = ["Instance", "Numbers", "Reporter", "resolve_storage"]
+__all__ = ["Instance", "Numbers", "Reporter"]
 
 logger = logging.getLogger("awa_django.worker")
 
@@ -42,10 +42,12 @@ COMPATIBLE_WITH = "0.6.9"
 class Numbers:
     """How a worker is doing right now (contract: runtime/shutdown-health section 3).
 
-    ``in_flight`` counts the attempts of each queue that this process executes or still has to write down.
+    ``in_flight`` counts the attempts of each queue that this process executes, ``overflow_held`` the permits among
+    theirs that are borrowed (None: there is nothing to borrow).
     """
 
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    overflow_held: Mapping[str, int | None] = field(default_factory=dict)
     poll_loop_alive: bool = False
     heartbeat_alive: bool = False
     maintenance_alive: bool = False
@@ -73,12 +75,15 @@ class Instance:
     """One worker process.
 
     ``kinds`` describes every kind it handles, ``described`` those of its queues that code said something about.
+    ``is_canonical`` says that it serves the canonical tables, which makes it a worker that only drains them once new
+    jobs go elsewhere.
     """
 
     settings: Settings
     queues: Sequence[QueueConfig]
     kinds: Mapping[str, Descriptor] = field(default_factory=dict)
     described: Mapping[str, Descriptor] = field(default_factory=dict)
+    is_canonical: bool = False
     instance_id: uuid.UUID = field(default_factory=uuid.uuid4)
     hostname: str = field(default_factory=lambda: os.environ.get("HOSTNAME") or socket.gethostname())
     pid: int = field(default_factory=os.getpid)
@@ -111,9 +116,12 @@ class Instance:
                 "maintenance_alive": numbers.maintenance_alive,
                 "shutting_down": numbers.shutting_down,
                 "leader": numbers.leader,
+                "global_max_workers": self.settings.global_max_workers,
                 "queues": json.dumps([self._queue(queue, numbers) for queue in self.queues]),
                 "queue_hashes": json.dumps(hashes(self.queue_descriptors)),
                 "kind_hashes": json.dumps(hashes(self.kinds)),
+                "is_canonical": self.is_canonical,
+                "role": self.settings.transition_role,
             },
         )
 
@@ -126,20 +134,22 @@ class Instance:
         """One element of ``queues``; seconds are whole, and keys without a meaning here are present and null."""
         limit = queue.rate_limit
         dead_letters = self.settings.dlq_enabled if queue.dlq_enabled is None else queue.dlq_enabled
+        in_all = self.settings.global_max_workers
+        reserved = in_all is None
         return {
             "queue": queue.name,
             "in_flight": numbers.in_flight.get(queue.name, 0),
-            "overflow_held": None,
+            "overflow_held": None if reserved else numbers.overflow_held.get(queue.name) or 0,
             "config": {
-                "mode": "hard_reserved",
-                "max_workers": queue.max_workers,
-                "min_workers": None,
-                "weight": None,
-                "global_max_workers": None,
+                "mode": "hard_reserved" if reserved else "weighted",
+                "max_workers": queue.max_workers if reserved else None,
+                "min_workers": None if reserved else queue.min_workers,
+                "weight": None if reserved else queue.weight,
+                "global_max_workers": in_all,
                 "poll_interval_ms": round(self.settings.poll_interval / timedelta(milliseconds=1)),
                 "deadline_duration_secs": int(queue.deadline.total_seconds()),
                 "priority_aging_interval_secs": int(queue.priority_aging_interval.total_seconds()),
-                "claimers": 1,
+                "claimers": queue.claimers,
                 "claim_batch_size": queue.claim_batch_size,
                 "dlq_enabled": dead_letters,
                 "rate_limit": None if limit is None else {"max_rate": limit.max_rate, "burst": limit.burst},
@@ -166,6 +176,7 @@ class Reporter(Service):
         self._open = connection or (
             lambda: connect(instance.settings.database, application_name="awa reporter")
         )
+        self._telemetry = telemetry.current()
         self._wake = threading.Event()
 
     def report_now(self) -> None:
@@ -192,41 +203,14 @@ class Reporter(Service):
                 self.instance.report(cursor, numbers)
                 if not numbers.shutting_down:
                     self.instance.describe(cursor)
+            if not numbers.shutting_down:
+                show(
+                    self._telemetry,
+                    connection,
+                    queues=self.instance.queue_descriptors,
+                    kinds=self.instance.kinds,
+                )
         except psycopg.Error as error:
             if connection.closed or connection.broken:
                 raise
             logger.warning("this worker could not report itself, and tries again: %s", str(error).strip())
-
-
-def resolve_storage(connection: psycopg.Connection[Any]) -> str:
-    """Make sure that queue storage takes new work; returns the state, ``mixed_transition`` or ``active``.
-
-    A fresh installation is promoted. Raises ``ConfigurationError`` where the cluster still runs on canonical
-    storage. Expects a schema that :func:`awa_django.schema.check_schema` passed. (contract: runtime/instances
-    section 3)
-    """
-    state, engine, prepared = _status(connection)
-    if state == "canonical" and prepared is None:
-        row = connection.execute(statement("control/instance", "promote_if_fresh"), {}).fetchone()
-        if row is not None and row[0]:
-            logger.info("queue storage is in force: this installation was fresh")
-        # Another worker may have promoted it in between.
-        state, engine, prepared = _status(connection)
-    if state in ("mixed_transition", "active") and engine == "queue_storage":
-        return state
-    raise ConfigurationError(
-        f"this database runs on {engine} storage (state {state!r}), which this release of awa_django does not serve; "
-        "move it to queue storage with the awa client (`awa storage status` says how far it is: prepare, "
-        "enter-mixed-transition, finalize), or leave its queues to awa's own workers until then"
-    )
-
-
-def _status(connection: psycopg.Connection[Any]) -> tuple[str, str, str | None]:
-    row = connection.execute(statement("control/instance", "storage_status"), {}).fetchone()
-    if row is None:
-        raise ConfigurationError(
-            "awa.storage_transition_state has no row, so nobody can tell which storage is in force; "
-            "restore it from a backup"
-        )
-    state, engine, prepared, _ = row
-    return state, engine, prepared

@@ -4,8 +4,7 @@ The leader is whoever holds one session advisory lock, be it a worker of this pr
 most one leads a database at any time, and its duties are all of :mod:`awa_django.maintenance`. Lock and duties
 share one connection: when it is lost, both are over at once and nothing goes on unprotected.
 
-Whoever leads does everything, for jobs of either storage. This release does not rescue or promote canonical jobs,
-so while some are left during a move to queue storage it stands back for a runtime that does.
+Whoever leads does everything, for jobs of either storage, whichever its own process serves.
 (contract: queue-storage/maintenance section 1, runtime/maintenance section 1)
 """
 
@@ -18,11 +17,14 @@ from typing import Any
 
 import psycopg
 
+from awa_django import telemetry
 from awa_django.conf import Settings
 from awa_django.db import connect
+from awa_django.followups import leave_connections
 from awa_django.jobs import Landed
-from awa_django.maintenance import Context, Duty, Timetable, timetable
+from awa_django.maintenance import Context, Duty, Timetable, metrics, timetable
 from awa_django.planes.base import Plane
+from awa_django.settle import announce, follow_rescues, rescue_notices
 from awa_django.sql import statement
 from awa_django.worker.service import Service
 
@@ -53,7 +55,7 @@ class Leadership(Service):
     def __init__(
         self,
         settings: Settings,
-        plane: Plane,
+        planes: Sequence[Plane],
         *,
         rescued: Callable[[str, Sequence[Landed]], None] = _ignore,
         duties: Sequence[Duty] = (),
@@ -61,7 +63,7 @@ class Leadership(Service):
     ) -> None:
         super().__init__("leader")
         self.settings = settings
-        self.plane = plane
+        self.planes = planes
         self.rescued = rescued
         self.extra = duties
         self._open = connection or (lambda: connect(settings.database, application_name="awa leader"))
@@ -117,12 +119,11 @@ class Leadership(Service):
         context = Context(
             connection=connection,
             settings=self.settings,
-            plane=self.plane,
             rescued=self._tell,
             stopping=self.stopping.is_set,
         )
         check = Duty("leadership check", self.settings.leader_check_interval, _check, skippable=False)
-        duties = timetable(self.settings, extra=(check, *self.extra))
+        duties = timetable(self.settings, self.planes, extra=(check, *self.extra))
         duties.wake = self._wake
         self._timetable = duties
         self._leading.set()
@@ -132,6 +133,7 @@ class Leadership(Service):
         finally:
             self._leading.clear()
             self._timetable = None
+            metrics.forget()
             logger.info("no longer leading")
             if not (connection.closed or connection.broken):
                 connection.execute(statement("control/leader", "stop_leading"), {"key": LEADER_KEY})
@@ -141,10 +143,17 @@ class Leadership(Service):
             "%d attempts taken away from workers (%s): jobs %s",
             len(landed), kind, [item.landing.taken.job_id for item in landed[:20]],
         )  # fmt: skip
+        telemetry.current().rescued(kind, landed)
         try:
             self.rescued(kind, landed)
+            told = rescue_notices(kind, landed)
+            if self._connection is not None:
+                follow_rescues(self._connection, told)
+            announce(told)
         except Exception:
             logger.exception("what follows a rescue failed; the jobs themselves are back in their queues")
+        finally:
+            leave_connections()
 
 
 def _check(context: Context) -> None:

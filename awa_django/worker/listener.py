@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import selectors
@@ -40,11 +41,22 @@ class Listener(Service):
         self._wake = {channel(queue): call for queue, call in wake.items()}
         self._cancel = cancel
         self._connect = connect
+        #: What stopping is told through, while the thread runs; both ends are closed when it ends.
+        self._stop_reader: socket.socket
+        self._stop_writer: socket.socket
+
+    def start(self) -> None:
         self._stop_reader, self._stop_writer = socket.socketpair()
+        super().start()
 
     def stop(self) -> None:
         super().stop()
-        self._stop_writer.send(b"\0")
+        with contextlib.suppress(OSError):  # the thread may have ended by itself just now
+            self._stop_writer.send(b"\0")
+
+    def ended(self) -> None:
+        self._stop_reader.close()
+        self._stop_writer.close()
 
     def run(self) -> None:
         connection = self._connect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -15,14 +16,17 @@ from django.db import OperationalError as DjangoOperationalError
 from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
 from awa_django.jobs import Landed
+from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.registry import registry
 from awa_django.schema import check_schema
 from awa_django.worker.descriptors import Descriptor
 from awa_django.worker.exit_codes import Exit
-from awa_django.worker.instance import Instance, Numbers, Reporter, resolve_storage
+from awa_django.worker.instance import Instance, Numbers, Reporter
 from awa_django.worker.leader import Leadership
 from awa_django.worker.runtime import Runtime, Stopped, session_opener
+from awa_django.worker.scheduler import Scheduler
+from awa_django.worker.storage import Storage, resolve_storage
 
 __all__ = ["Worker"]
 
@@ -38,28 +42,50 @@ LEAVE_SECONDS = 2.0
 class Worker:
     """Runs jobs of some queues and takes part in leading the fleet. ``queues`` may be empty: then it only leads.
 
-    ``prepare`` checks that it can start, ``start`` starts, ``stop`` drains and answers with the exit code.
+    ``prepare`` checks that it can start and decides which storage it serves, ``start`` starts, ``stop`` drains and
+    answers with the exit code.
     """
 
     def __init__(self, settings: Settings, queues: Sequence[QueueConfig], *, lead: bool = True) -> None:
         self.settings = settings
         self.queues = queues
-        self.runtime = Runtime(settings, queues)
+        self.lead = lead
+
+    def _build(self, storage: Storage) -> None:
+        settings, instance_id = self.settings, uuid.uuid4()
+        self.runtime = Runtime(
+            settings,
+            self.queues,
+            plane=storage.plane,
+            instance_id=instance_id,
+            shares_ids=storage.shares_ids,
+        )
         self.leader = (
             Leadership(
                 settings,
-                QueueStoragePlane(),
+                [QueueStoragePlane(), CanonicalPlane()],
                 rescued=self._rescued,
                 connection=session_opener(settings, "lead"),
             )
-            if lead
+            if self.lead
             else None
         )
         if self.leader is not None:
             self.runtime.put_off = self.leader.expect
+        self.scheduler = (
+            Scheduler(settings, self._leads, connection=session_opener(settings, "schedule"))
+            if self.leader is not None
+            else None
+        )
         kinds = {name: Descriptor(*kind.descriptor) for name, kind in registry.items()}
         self.reporter = Reporter(
-            Instance(settings, queues, kinds),
+            Instance(
+                settings,
+                self.queues,
+                kinds,
+                is_canonical=storage.is_canonical,
+                instance_id=instance_id,
+            ),
             self._numbers,
             connection=session_opener(settings, "report", repeatable=True),
         )
@@ -75,28 +101,41 @@ class Worker:
                 self.settings.database, application_name="awa_worker start", prepare=False
             ) as session:
                 facts = check_schema(session)
-                state = resolve_storage(session)
+                storage = resolve_storage(session, self.settings.transition_role)
                 info = session.info
                 where = f"{info.dbname} at {info.host or 'local socket'}"
                 server = info.server_version
         except psycopg.OperationalError as error:
             raise DjangoOperationalError(str(error)) from error
+        self._build(storage)
         for kind in registry.values():
             kind.prepare()
         self._warn_of_thread_limits()
-        queues = ", ".join(f"{queue.name} ({queue.max_workers} at once)" for queue in self.queues)
-        storage = "queue storage" if state == "active" else f"queue storage, {state}"
+        queues = ", ".join(f"{queue.name} ({self._slots(queue)})" for queue in self.queues)
         return (
             f"{len(registry)} kinds of jobs; queues: {queues or 'none, maintenance only'}; {storage}, "
             f"schema {facts.version}, PostgreSQL {server // 10000}.{server % 10000}, database {where}"
         )
 
+    def _of_leader(self) -> list[Leadership | Scheduler]:
+        """What a process that may lead has beside its runtime."""
+        return [service for service in (self.leader, self.scheduler) if service is not None]
+
+    def _leads(self) -> bool:
+        return self.leader is not None and self.leader.is_leader
+
+    def _slots(self, queue: QueueConfig) -> str:
+        in_all = self.settings.global_max_workers
+        if in_all is None:
+            return f"{queue.max_workers} at once"
+        return f"{queue.min_workers} to {self.runtime.permits[queue.name].most} of {in_all} at once"
+
     def start(self) -> None:
         """Start everything; returns at once."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self.runtime.start()
-        if self.leader is not None:
-            self.leader.start()
+        for service in self._of_leader():
+            service.start()
         self.reporter.start()
 
     def wait_idle(self, ahead: timedelta, stop: threading.Event) -> bool:
@@ -108,11 +147,12 @@ class Worker:
         self.runtime.claiming_stopped.set()
         self.reporter.report_now()
         stopped = self.runtime.stop(hurry)
-        if self.leader is not None:
-            self.leader.stop()
+        for service in self._of_leader():
+            service.stop()
             if hurry.is_set():
-                self.leader.cancel()
-            self.leader.join(LEAVE_SECONDS)
+                service.cancel()
+        for service in self._of_leader():
+            service.join(LEAVE_SECONDS)
         # Last, so that what it says is final.
         self.reporter.stop()
         self.reporter.join(LEAVE_SECONDS)
@@ -129,18 +169,25 @@ class Worker:
     def _numbers(self) -> Numbers:
         runtime = self.runtime
         return Numbers(
-            in_flight={name: dispatcher.in_flight for name, dispatcher in runtime.dispatchers.items()},
+            in_flight={name: permits.in_flight for name, permits in runtime.permits.items()},
+            overflow_held={name: permits.overflow_held for name, permits in runtime.permits.items()},
             poll_loop_alive=all(item.alive for item in runtime.dispatchers.values()),
             heartbeat_alive=runtime.heartbeat.alive,
-            maintenance_alive=self.leader is None or self.leader.alive,
+            maintenance_alive=all(service.alive for service in self._of_leader()),
             shutting_down=runtime.claiming_stopped.is_set(),
-            leader=self.leader is not None and self.leader.is_leader,
+            leader=self._leads(),
         )
 
     def _rescued(self, kind: str, landed: Sequence[Landed]) -> None:
-        """Attempts were taken away; those that run here are told to stop."""
+        """Attempts were taken away; those that run here are told to stop. Ids mean other jobs in the other storage.
+
+        One whose callback did not come in time is not told: its handler is gone, or finds out by itself.
+        """
+        if kind == "callback_timeout":
+            return
         for item in landed:
-            self.runtime.cancel(item.landing.taken.job_id, item.landing.taken.run_lease)
+            if item.landing.taken.canonical == self.runtime.is_canonical:
+                self.runtime.cancel(item.landing.taken.job_id, item.landing.taken.run_lease)
 
     def _warn_of_thread_limits(self) -> None:
         timed = sorted(name for name, kind in registry.items() if kind.timeout and not kind.is_async)
@@ -151,7 +198,7 @@ class Worker:
                 ", ".join(timed),
             )
         pool = connections[DEFAULT_DB_ALIAS].settings_dict.get("OPTIONS", {}).get("pool")
-        wanted = sum(queue.max_workers for queue in self.queues)
+        wanted = self.runtime.capacity
         if isinstance(pool, dict) and pool.get("max_size", 4) < wanted:
             logger.warning(
                 "the database pool holds %d connections for %d jobs at once; handlers will wait for one",

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,23 +16,28 @@ from typing import Any
 
 import psycopg
 
+from awa_django import telemetry
 from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
 from awa_django.encoding import encode
 from awa_django.errors import InvalidJob
-from awa_django.jobs import RESULT_KEY, UNKNOWN_KIND_KEY, Landed
+from awa_django.jobs import RESULT_KEY, UNKNOWN_KIND_KEY
 from awa_django.outcomes import Completed, Outcome, Postponed, Snooze, Terminal
-from awa_django.planes.base import Settlement
-from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.planes.base import Plane, Settlement
 from awa_django.registry import registry
+from awa_django.settle import announce, listening, notices
 from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.transitions import Transition, plan
-from awa_django.worker.dispatcher import Dispatcher
+from awa_django.worker.attendant import Attendant
+from awa_django.worker.claimers import Claimer
+from awa_django.worker.dispatcher import Dispatcher, TokenBucket
 from awa_django.worker.executor import Executor
 from awa_django.worker.flights import Flight, Flights, describe
 from awa_django.worker.heartbeat import Heartbeat
 from awa_django.worker.listener import Listener
+from awa_django.worker.outcome_log import log_settlement
+from awa_django.worker.permits import capacity, permits_for
 from awa_django.worker.settler import Settler
 
 __all__ = ["Runtime", "Stopped"]
@@ -77,17 +83,36 @@ class Stopped:
 class Runtime:
     """Claims, runs and settles the jobs of some queues in this process.
 
-    ``start`` returns when the worker claims; ``stop`` drains and returns what became of the rest. The storage
-    must have been resolved before.
+    ``start`` returns when the worker claims; ``stop`` drains and returns what became of the rest. ``plane`` is what
+    the worker serves until it ends, ``instance_id`` what other processes know this one by. ``shares_ids`` says that an
+    attempt of the other storage may go by the same numbers as one of this.
     """
 
-    def __init__(self, settings: Settings, queues: Sequence[QueueConfig]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        queues: Sequence[QueueConfig],
+        *,
+        plane: Plane,
+        instance_id: uuid.UUID | None = None,
+        shares_ids: bool = False,
+    ) -> None:
         self.settings = settings
+        #: What is measured and traced, decided here for as long as the worker runs.
+        self.telemetry = telemetry.current()
+        self._traced = self.telemetry.tracing
+        if instance_id is not None:
+            self.telemetry.instance = str(instance_id)
+        self._shares_ids = shares_ids
         self.queues = {queue.name: queue for queue in queues}
-        self.plane = QueueStoragePlane()
+        self.plane = plane
         self.flights = Flights()
-        capacity = sum(queue.max_workers for queue in queues)
-        self._most_finalizing = max(4096, 4 * capacity)
+        self.permits = permits_for(queues, settings.global_max_workers)
+        for name, permits in self.permits.items():
+            self.telemetry.watch(name, permits)
+        #: Jobs that this process runs at once.
+        self.capacity = capacity(queues, settings.global_max_workers)
+        self._most_finalizing = max(4096, 4 * self.capacity)
         self._holding_back = False
         self._outcomes: deque[Transition] = deque()
         self.settler = Settler(
@@ -105,28 +130,26 @@ class Runtime:
             connect=session_opener(settings, "heartbeat", repeatable=True),
             interval=settings.heartbeat_interval.total_seconds(),
         )
+        self.attendant = Attendant(
+            plane=self.plane, connect=session_opener(settings, "attend"), flush=self.heartbeat.flush
+        )
         self.executor = Executor(
             registry.get,
             finish=self.finish,
             unknown=self._unknown_kind,
-            flush=self.heartbeat.flush,
-            threads=capacity,
+            attendant=self.attendant,
+            threads=self.capacity,
         )
+        #: By queue and number of the claimer.
         self.dispatchers = {
-            queue.name: Dispatcher(
-                queue,
-                plane=self.plane,
-                connect=session_opener(settings, f"claim {queue.name}", repeatable=True),
-                start_flights=self._start_flights,
-                poll_seconds=self._poll_seconds,
-                held_back=self._held_back,
-                nudge=self.executor.nudge,
-            )
+            (queue.name, number): self._dispatcher(queue, number, bucket, instance_id or uuid.uuid4())
             for queue in queues
+            for bucket in [TokenBucket.of(queue.rate_limit)]
+            for number in range(1, queue.claimers + 1)
         }
         self.listener = Listener(
-            {name: dispatcher.wake for name, dispatcher in self.dispatchers.items()},
-            cancel=self.cancel,
+            {queue.name: partial(self._wake, queue) for queue in queues},
+            cancel=self._told_to_cancel,
             connect=session_opener(settings, "listen"),
         )
         self.claiming_stopped = threading.Event()
@@ -134,6 +157,11 @@ class Runtime:
         self.put_off: Callable[[float], None] = lambda seconds: None
 
     # -- life ------------------------------------------------------------------------------------------
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether it serves the canonical tables, whose ids mean other jobs in queue storage."""
+        return self.plane.name == "canonical"
 
     def start(self) -> None:
         """Start the services in the contract's order; listening begins before the first claim."""
@@ -193,7 +221,40 @@ class Runtime:
         until = time.monotonic() + SERVICES_SECONDS
         for service in services:
             service.join(max(0.0, until - time.monotonic()))
+        self.attendant.close()
         return len(self.flights)
+
+    # -- claiming ---------------------------------------------------------------------------------------
+
+    def _dispatcher(
+        self, queue: QueueConfig, number: int, bucket: TokenBucket | None, instance_id: uuid.UUID
+    ) -> Dispatcher:
+        """One claimer of a queue. Others know the first by this process's id, further ones by ids of their own."""
+        settings = self.settings
+        claimer = None
+        if settings.max_claimers_per_queue and not self.is_canonical:
+            claimer = Claimer(
+                queue.name,
+                instance_id if number == 1 else uuid.uuid4(),
+                most=max(settings.max_claimers_per_queue, queue.claimers),
+            )
+        return Dispatcher(
+            queue,
+            number=number,
+            permits=self.permits[queue.name],
+            bucket=bucket,
+            claimer=claimer,
+            plane=self.plane,
+            connect=session_opener(settings, f"claim {queue.name}", repeatable=True),
+            start_flights=self._start_flights,
+            poll_seconds=self._poll_seconds,
+            held_back=self._held_back,
+            nudge=self.executor.nudge,
+        )
+
+    def _wake(self, queue: QueueConfig) -> None:
+        for number in range(1, queue.claimers + 1):
+            self.dispatchers[queue.name, number].wake()
 
     # -- what the services ask --------------------------------------------------------------------------
 
@@ -207,7 +268,9 @@ class Runtime:
 
     def _poll_seconds(self) -> float:
         settings = self.settings
-        interval = settings.listen_poll_interval if self.listener.alive else settings.poll_interval
+        # Other clients' inserts into the canonical tables notify nobody.
+        told = self.listener.alive and not self.is_canonical
+        interval = settings.listen_poll_interval if told else settings.poll_interval
         return interval.total_seconds()
 
     def _more_expected(self) -> bool:
@@ -224,6 +287,17 @@ class Runtime:
             logger.warning("claiming stops until %d outcomes are stored", waiting)
             self._holding_back = True
         return self._holding_back
+
+    def _told_to_cancel(self, job_id: int, run_lease: int) -> None:
+        """Some client says that it cancelled an attempt; where that may mean one of the other storage, ask the row."""
+        if not self._shares_ids:
+            self.cancel(job_id, run_lease)
+        elif (flight := self.flights.get(job_id, run_lease)) is not None:
+            try:
+                self.heartbeat.flush(flight)
+            except (psycopg.Error, OSError) as error:
+                # The next heartbeat finds out as well.
+                logger.warning("whether job %d is cancelled is not known yet: %s", job_id, str(error).strip())
 
     def cancel(self, job_id: int, run_lease: int) -> None:
         """Raise the flag of an attempt, if this process holds it."""
@@ -244,33 +318,33 @@ class Runtime:
         elif isinstance(outcome, Postponed):
             metadata = outcome.metadata
         settings = self.settings
-        self._put(
-            flight,
-            plan(
-                flight.attempt,
-                outcome,
-                progress=flight.progress,
-                metadata=metadata,
-                dead_letters=settings.dead_letters(flight.attempt.queue),
-                retry_after_exhausts=settings.retry_after_exhausts,
-                left_state=flight.left_state,
-            ),
+        transition = plan(
+            flight.attempt,
+            outcome,
+            progress=flight.progress,
+            metadata=metadata,
+            dead_letters=settings.dead_letters(flight.attempt.queue),
+            retry_after_exhausts=settings.retry_after_exhausts,
+            left_state=flight.left_state,
+            duration=0.0 if flight.started is None else time.monotonic() - flight.started,
         )
+        if self._traced:
+            self.telemetry.concluded(transition._replace(has_lease=flight.has_lease))
+        self._put(flight, transition)
 
     def _put(self, flight: Flight, transition: Transition) -> None:
         self._outcomes.append(transition)
         self.settler.notify()
 
     def _settled(self, settlement: Settlement) -> None:
-        for item in settlement.stale:
-            logger.warning(
-                "job %s (%s): the outcome of attempt %d came too late; somebody else has decided",
-                item.attempt.job_id,
-                item.attempt.kind,
-                item.attempt.attempt,
-            )
+        """Everything that follows a commit of outcomes."""
+        log_settlement(settlement, self.telemetry)
+        self.telemetry.settled(
+            settlement.completed,
+            list(zip(settlement.landed, settlement.transitions, strict=True)),
+            settlement.stale,
+        )
         for landed in settlement.landed:
-            _log_landed(landed)
             if landed.landing.state in (JobState.SCHEDULED, JobState.RETRYABLE):
                 self.put_off((landed.run_at - landed.landing.taken.taken_at).total_seconds())
         self.flights.forget(
@@ -280,6 +354,8 @@ class Runtime:
                 *((item.landing.taken.job_id, item.landing.taken.run_lease) for item in settlement.landed),
             ]
         )
+        if listening():
+            announce(notices(settlement))
 
     def _unknown_kind(self, flight: Flight) -> Outcome:
         """What becomes of a job that no code here knows (ADR-006)."""
@@ -342,30 +418,11 @@ class Runtime:
             self.settings.database, application_name="awa_worker drain", prepare=False
         ) as connection:
             row = connection.execute(
-                statement("queue_storage/counts", "due_within"), {"queues": list(self.queues), "ahead": ahead}
+                statement(f"{self.plane.name}/counts", "due_within"),
+                {"queues": list(self.queues), "ahead": ahead},
             ).fetchone()
         assert row is not None
         return bool(row[0])
-
-
-def _log_landed(landed: Landed) -> None:
-    """One line for what became of an attempt that did not simply succeed."""
-    job = landed.job
-    errors = len(job.errors) > len(landed.landing.taken.errors)
-    entry = job.errors[-1]["error"].partition("\n")[0] if errors else ""
-    when = job.run_at.isoformat(timespec="seconds")
-    if landed.duplicate:
-        logger.warning("job %s (%s) ended as a duplicate: %s", job.id, job.kind, entry)
-    elif job.state is JobState.FAILED:
-        logger.error("job %s (%s) failed for good in attempt %d: %s", job.id, job.kind, job.attempt, entry)
-    elif job.state is JobState.RETRYABLE and errors:
-        logger.warning(
-            "job %s (%s) attempt %d failed, again at %s: %s", job.id, job.kind, job.attempt, when, entry
-        )
-    elif job.state in (JobState.RETRYABLE, JobState.SCHEDULED):
-        logger.info("job %s (%s) runs again at %s", job.id, job.kind, when)
-    else:
-        logger.info("job %s (%s) is %s", job.id, job.kind, job.state)
 
 
 def _read_mark(mark: Any, now: datetime) -> tuple[datetime, int]:

@@ -49,6 +49,9 @@ class Service(ABC):
     def run(self) -> None:
         """Serve until ``stopping`` is set. Sets ``alive`` once it can work."""
 
+    def ended(self) -> None:  # noqa: B027 - most services have nothing left to do
+        """Called by the thread as its last act."""
+
     def _keep_running(self) -> None:
         pause = FIRST_PAUSE
         while not self.stopping.is_set():
@@ -70,3 +73,4 @@ class Service(ABC):
                 logger.exception("%s died, again in %.0f s", self.name, pause)
                 self.stopping.wait(pause)
         self.alive = False
+        self.ended()

@@ -1,4 +1,4 @@
-"""A real awa-pg worker as a process of its own: ``python -m tests.interop.awa_pg_worker URL SLOTS``.
+"""A real awa-pg worker as a process of its own: ``python -m tests.interop.awa_pg_worker URL SLOTS [ROLE]``.
 
 It serves queue ``default``, notes each run in table ``probe`` as our handlers do, with the process number
 negative, says "started" once it runs, and stops on TERM.
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import awa
 import psycopg
@@ -41,7 +41,10 @@ class Failing:
     failures: int
 
 
-async def serve(url: str, slots: int) -> None:
+Role = Literal["auto", "canonical_drain", "queue_storage_target"]
+
+
+async def serve(url: str, slots: int, role: Role = "auto") -> None:
     client = awa.AsyncClient(url)
     probe = await psycopg.AsyncConnection.connect(url, autocommit=True)
     lock = asyncio.Lock()
@@ -78,6 +81,7 @@ async def serve(url: str, slots: int) -> None:
         heartbeat_interval_ms=500,
         heartbeat_staleness_ms=2000,
         heartbeat_rescue_interval_ms=500,
+        storage_transition_role=role,
     )
     print("started", flush=True)
     await stop.wait()
@@ -87,4 +91,4 @@ async def serve(url: str, slots: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), *cast("list[Role]", sys.argv[3:])))

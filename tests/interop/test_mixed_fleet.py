@@ -46,12 +46,12 @@ ARGS: dict[str, Any] = {
 
 
 @contextmanager
-def awa_pg_worker(url: str, slots: int = 20) -> Iterator[subprocess.Popen[str]]:
-    """A real awa-pg worker, killed at the end if it still runs."""
+def awa_pg_worker(url: str, slots: int = 20, *role: str) -> Iterator[subprocess.Popen[str]]:
+    """A real awa-pg worker, in a role of the storage transition if one is given; killed at the end if it still runs."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(PROBE_TABLE)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.interop.awa_pg_worker", url, str(slots)],
+        [sys.executable, "-m", "tests.interop.awa_pg_worker", url, str(slots), *role],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

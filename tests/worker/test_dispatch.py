@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from awa_django.conf import QueueConfig, RateLimit
 from awa_django.jobs import Attempt
 from awa_django.planes.base import Claimed
 from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.worker.claimers import Claimer
 from awa_django.worker.dispatcher import Dispatcher, TokenBucket
 from awa_django.worker.executor import ThreadPool
 from awa_django.worker.flights import Flight
+from awa_django.worker.permits import Permits, permits_for
 from tests import invariants
 from tests.workers import (
     backends,
@@ -102,7 +105,34 @@ class _Numbered:
         self.run_lease = 1
 
 
-Dispatching = Callable[[QueueConfig, FakePlane], tuple[Dispatcher, list[Flight]]]
+class FakeClaimer(Claimer):
+    """Answers as a test says, and notes what it is asked; without a database."""
+
+    def __init__(self) -> None:
+        super().__init__("q", uuid.uuid4(), most=4)
+        self.admits = True
+        self.calls: list[str] = []
+        self.left = threading.Event()
+        self.refused = threading.Semaphore(0)
+
+    @property
+    def slot(self) -> int | None:
+        return 0 if self.admits and not self.left.is_set() else None
+
+    def may_claim(self, cursor: Any) -> bool:
+        if not self.admits:
+            self.refused.release()
+        return self.admits
+
+    def claimed(self, cursor: Any) -> None:
+        self.calls.append("claimed")
+
+    def leave(self, cursor: Any) -> None:
+        self.calls.append("leave")
+        self.left.set()
+
+
+Dispatching = Callable[..., tuple[Dispatcher, list[Flight]]]
 
 
 @pytest.fixture
@@ -110,14 +140,24 @@ def dispatching(awa_database: str) -> Iterator[Dispatching]:
     """A function that starts a dispatcher; it returns that and the list of flights that it starts."""
     running: list[Dispatcher] = []
 
-    def start(config: QueueConfig, plane: FakePlane) -> tuple[Dispatcher, list[Flight]]:
+    def start(
+        config: QueueConfig,
+        plane: FakePlane,
+        *,
+        claimer: Claimer | None = None,
+        permits: Permits | None = None,
+        poll: float = 0.05,
+    ) -> tuple[Dispatcher, list[Flight]]:
         started: list[Flight] = []
         dispatcher = Dispatcher(
             config,
+            permits=permits or permits_for([config], None)[config.name],
+            claimer=claimer,
+            bucket=TokenBucket.of(config.rate_limit),
             plane=plane,
             connect=lambda: psycopg.connect(awa_database, autocommit=True),
             start_flights=started.extend,
-            poll_seconds=lambda: 0.05,
+            poll_seconds=lambda: poll,
             held_back=lambda: False,
             nudge=lambda: None,
         )
@@ -138,7 +178,7 @@ def test_permits_of_a_claim_that_failed_are_free_again(dispatching: Dispatching)
     dispatcher, started = dispatching(config, fakes)
     wait_until(lambda: len(started) == 4, seconds=5)
     assert fakes.asked[:2] == [4, 4], "the tokens came back, too"
-    assert dispatcher.in_flight == 4
+    assert dispatcher._permits.in_flight == 4
 
 
 def test_permits_of_jobs_that_were_not_found_are_free_again(dispatching: Dispatching) -> None:
@@ -147,9 +187,9 @@ def test_permits_of_jobs_that_were_not_found_are_free_again(dispatching: Dispatc
     dispatcher, started = dispatching(QueueConfig("q", max_workers=4), fakes)
     wait_until(lambda: len(fakes.asked) >= 3, seconds=5)
     assert fakes.asked[:3] == [4, 3, 3]
-    assert len(started) == dispatcher.in_flight == 1
+    assert len(started) == dispatcher._permits.in_flight == 1
     dispatcher.release()
-    assert dispatcher.in_flight == 0
+    assert dispatcher._permits.in_flight == 0
 
 
 def test_a_queue_without_slots_claims_nothing(dispatching: Dispatching) -> None:
@@ -159,6 +199,84 @@ def test_a_queue_without_slots_claims_nothing(dispatching: Dispatching) -> None:
     dispatcher.wake()
     assert not fakes.called.wait(0.3)
     assert started == []
+
+
+def test_an_empty_claim_costs_no_token(dispatching: Dispatching) -> None:
+    fakes = FakePlane()
+    dispatching(QueueConfig("q", max_workers=9, rate_limit=RateLimit(0.001, 4)), fakes)
+    wait_until(lambda: len(fakes.asked) >= 5, seconds=5)
+    assert set(fakes.asked) == {4}
+
+
+def test_no_more_permits_are_taken_than_there_are_tokens(dispatching: Dispatching) -> None:
+    fakes = FakePlane()
+    fakes.answers = [[_attempt(n) for n in range(10)]]
+    config = QueueConfig("q", max_workers=9, rate_limit=RateLimit(0.001, 3))
+    permits = permits_for([config], None)["q"]
+    _, started = dispatching(config, fakes, permits=permits)
+    wait_until(lambda: len(started) == 3, seconds=5)
+    assert (fakes.asked, permits.available(99)) == ([3], 6)
+
+
+def test_without_a_claimer_slot_nothing_is_claimed_and_nothing_is_kept(dispatching: Dispatching) -> None:
+    fakes, claimer = FakePlane(), FakeClaimer()
+    fakes.answers = [[_attempt(1)]]
+    claimer.admits, claimer.backlog = False, 1
+    config = QueueConfig("q", max_workers=4, rate_limit=RateLimit(0.001, 4))
+    dispatcher, started = dispatching(config, fakes, claimer=claimer, poll=60)
+    for _ in range(4):
+        assert claimer.refused.acquire(timeout=5), "it looks again by itself while something waits"
+    assert (fakes.asked, started) == ([], [])
+    assert not dispatcher.empty.is_set(), "jobs wait that somebody else is to claim"
+    claimer.admits = True
+    wait_until(lambda: started, seconds=5)
+    assert fakes.asked[0] == 4, "neither permits nor tokens were lost"
+    assert "claimed" in claimer.calls
+
+
+def test_a_queue_where_nothing_waits_is_empty_and_left_alone_without_a_slot(dispatching: Dispatching) -> None:
+    fakes, claimer = FakePlane(), FakeClaimer()
+    claimer.admits = False
+    dispatcher, _ = dispatching(QueueConfig("q", max_workers=4), fakes, claimer=claimer, poll=60)
+    assert dispatcher.empty.wait(5)
+    assert claimer.refused.acquire(timeout=5)
+    assert not claimer.refused.acquire(timeout=0.3), "until it is woken"
+    dispatcher.wake()
+    assert claimer.refused.acquire(timeout=5)
+
+
+def test_a_loop_that_may_have_left_jobs_behind_gives_its_claimer_slot_up(dispatching: Dispatching) -> None:
+    fakes, claimer = FakePlane(), FakeClaimer()
+    fakes.answers = [[_attempt(1), _attempt(2)]]
+    dispatching(QueueConfig("q", max_workers=2), fakes, claimer=claimer, poll=60)
+    assert claimer.left.wait(5)
+    assert claimer.calls == ["claimed", "leave"]
+
+
+def test_a_loop_that_left_nothing_behind_keeps_its_claimer_slot(dispatching: Dispatching) -> None:
+    fakes, claimer = FakePlane(), FakeClaimer()
+    fakes.answers = [[_attempt(1), _attempt(2)], [], [_attempt(3)]]
+    dispatcher, _ = dispatching(QueueConfig("q", max_workers=3), fakes, claimer=claimer, poll=60)
+    wait_until(lambda: len(fakes.asked) == 2, seconds=5)
+    assert not claimer.left.wait(0.3)
+    dispatcher.stop()
+    assert dispatcher.join(5)
+    assert claimer.calls == ["claimed", "leave"], "at its end it leaves it to others"
+
+
+def test_queues_that_share_slots_are_woken_by_each_other(dispatching: Dispatching) -> None:
+    """A job of one queue ends, and the other one gets its slot without waiting for a poll."""
+    configs = [QueueConfig("a"), QueueConfig("b")]
+    permits = permits_for(configs, 2)
+    first, second = FakePlane(), FakePlane()
+    first.answers = [[_attempt(1), _attempt(2)]]
+    one, started = dispatching(configs[0], first, permits=permits["a"], poll=60)
+    wait_until(lambda: len(started) == 2, seconds=5)
+    second.answers = [[_attempt(3)]]
+    _, others = dispatching(configs[1], second, permits=permits["b"], poll=60)
+    assert not second.called.wait(0.2)
+    one.release()
+    wait_until(lambda: len(others) == 1, seconds=5)
 
 
 # The threads --------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from awa_django.outcomes import (
     WaitForCallback,
 )
 from awa_django.registry import JobKind
+from awa_django.worker.attendant import Attendant
 from awa_django.worker.executor import Executor, error_text, outcome_of_result
 from awa_django.worker.flights import Flight
 
@@ -56,7 +57,7 @@ class Running:
             {"k": self.kind}.get,
             finish=self.finish,
             unknown=lambda flight: Terminal("unknown"),
-            flush=lambda flight: None,
+            attendant=Attendant(plane=None, connect=None, flush=lambda flight: None),  # type: ignore[arg-type]
             threads=4,
         )
 
@@ -168,11 +169,7 @@ def test_a_thread_pool_runs_blocking_handlers_at_once(running: Callable[..., Run
         (Snooze(1), False, Snooze(1)),
         (RetryAfter(1), True, RetryAfter(1)),
         (Cancel("why"), False, Cancel("why")),
-        (
-            WaitForCallback("token"),
-            False,
-            Terminal("WaitForCallback returned without calling register_callback"),
-        ),
+        (WaitForCallback("token"), True, WaitForCallback("token")),
     ],
 )
 def test_what_a_handler_returns(result: Any, kept: bool, outcome: Outcome) -> None:

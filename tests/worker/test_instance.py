@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import uuid
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +18,7 @@ import pytest
 from awa_django.conf import QueueConfig, RateLimit, Settings
 from awa_django.errors import ConfigurationError
 from awa_django.worker.descriptors import Descriptor, sync
-from awa_django.worker.instance import Instance, Numbers, Reporter, own_version, resolve_storage
+from awa_django.worker.instance import Instance, Numbers, Reporter, own_version
 from tests import databases
 from tests.planes.world import World
 from tests.worker.test_leader import PATIENCE, wait_for
@@ -115,6 +115,60 @@ def test_the_row_has_the_shape_that_every_client_reads(world: World) -> None:
         "storage_capability": "queue_storage",
         "transition_role": "auto",
     }
+
+
+def test_queues_that_share_their_slots_say_so(world: World) -> None:
+    queues = [QueueConfig("a", min_workers=2, weight=3, claimers=2), QueueConfig("b")]
+    ours = Instance(replace(Settings(), global_max_workers=10), queues)
+    numbers = replace(WELL, in_flight={"a": 5}, overflow_held={"a": 3, "b": 0})
+    world.within(lambda cursor: ours.report(cursor, numbers))
+    (row,) = world.rows("SELECT queues, global_max_workers FROM awa.runtime_instances")
+    assert row["global_max_workers"] == 10
+    shown = {
+        item["queue"]: (
+            item["in_flight"],
+            item["overflow_held"],
+            *(
+                item["config"][key]
+                for key in ("mode", "max_workers", "min_workers", "weight", "global_max_workers", "claimers")
+            ),
+        )
+        for item in row["queues"]
+    }
+    assert shown == {
+        "a": (5, 3, "weighted", None, 2, 3, 10, 2),
+        "b": (0, 0, "weighted", None, 0, 1, 10, 1),
+    }
+
+
+def test_a_weighted_row_from_the_real_client_has_the_same_keys_and_types(
+    world: World, world_database: str
+) -> None:
+    """The real worker, started with weights, says the same of itself as ours."""
+    script = (
+        "import asyncio, sys, awa\n"
+        "async def main():\n"
+        "    client = awa.AsyncClient(sys.argv[1])\n"
+        "    @client.task(dict, kind='k', queue='q')\n"
+        "    async def handle(job): ...\n"
+        "    await client.start([{'name': 'q', 'min_workers': 2, 'weight': 3}], global_max_workers=10)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, world_database])
+    try:
+        (theirs,) = wait_for(lambda: world.rows("SELECT * FROM awa.runtime_instances"))
+    finally:
+        process.kill()
+        process.wait(10)
+    mine = Instance(replace(Settings(), global_max_workers=10), [QueueConfig("q", min_workers=2, weight=3)])
+    world.within(lambda cursor: mine.report(cursor, replace(WELL, overflow_held={"q": 0})))
+    (ours,) = world.rows("SELECT * FROM awa.runtime_instances WHERE instance_id <> %s", theirs["instance_id"])
+    assert ours["global_max_workers"] == theirs["global_max_workers"] == 10
+    same = ("mode", "max_workers", "min_workers", "weight", "global_max_workers", "claimers", "rate_limit")
+    our_config, their_config = ours["queues"][0]["config"], theirs["queues"][0]["config"]
+    assert {key: our_config[key] for key in same} == {key: their_config[key] for key in same}
+    assert ours["queues"][0]["overflow_held"] == theirs["queues"][0]["overflow_held"] == 0
 
 
 def test_a_row_from_the_real_client_has_the_same_keys(
@@ -263,49 +317,3 @@ def test_a_row_out_of_shape_would_be_noticed(world: World, world_database: str) 
     world.within(lambda cursor: instance().report(cursor, WELL))
     world.run('UPDATE awa.runtime_instances SET queues = \'[{"queue": "q"}]\'')
     assert databases.awa_cli(world_database, "storage", "status", check=False).returncode != 0
-
-
-def test_queue_storage_in_force_is_served(world: World) -> None:
-    assert resolve_storage(world.connection) == "active"
-
-
-def test_a_fresh_installation_is_promoted(oracle_database: str) -> None:
-    with psycopg.connect(oracle_database, autocommit=True) as connection:
-        assert resolve_storage(connection) == "active"
-        state = connection.execute("SELECT state, details FROM awa.storage_status()").fetchone()
-        assert state == ("active", {"schema": "awa", "auto_finalized": True})
-
-
-def test_a_cluster_on_canonical_storage_is_refused_with_a_way_out(oracle_database: str) -> None:
-    with psycopg.connect(oracle_database, autocommit=True) as connection:
-        connection.execute("SELECT awa.insert_job_compat(p_kind => 'k', p_queue => 'q', p_args => '{}')")
-        with pytest.raises(ConfigurationError, match=r"runs on canonical storage .*awa storage status"):
-            resolve_storage(connection)
-        connection.execute("SELECT awa.storage_prepare('queue_storage', '{\"schema\": \"awa\"}')")
-        with pytest.raises(ConfigurationError, match="state 'prepared'"):
-            resolve_storage(connection)
-
-
-def test_a_mixed_transition_is_served(oracle_database: str) -> None:
-    with psycopg.connect(oracle_database, autocommit=True) as connection:
-        connection.execute("SELECT awa.insert_job_compat(p_kind => 'k', p_queue => 'q', p_args => '{}')")
-        connection.execute("SELECT awa.storage_prepare('queue_storage', '{\"schema\": \"awa\"}')")
-        connection.execute(
-            """
-            INSERT INTO awa.runtime_instances (
-                instance_id, pid, version, started_at, snapshot_interval_ms, healthy, postgres_connected,
-                poll_loop_alive, heartbeat_alive, shutting_down, leader, storage_capability, transition_role
-            ) VALUES (%s, 1, '0.6.9', now(), 10000, true, true, true, true, false, false, 'queue_storage',
-                'queue_storage_target')
-            """,
-            [uuid.uuid4()],
-        )
-        connection.execute("SELECT awa.storage_enter_mixed_transition()")
-        assert resolve_storage(connection) == "mixed_transition"
-
-
-def test_a_missing_transition_row_is_named(oracle_database: str) -> None:
-    with psycopg.connect(oracle_database, autocommit=True) as connection:
-        connection.execute("DELETE FROM awa.storage_transition_state")
-        with pytest.raises(ConfigurationError, match="storage_transition_state has no row"):
-            resolve_storage(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import threading
 import time
@@ -16,8 +17,11 @@ import pytest
 
 from awa_django.conf import Settings
 from awa_django.maintenance import Context, Duty
+from awa_django.planes.canonical import CanonicalPlane
+from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.worker.leader import LEADER_KEY, Leadership
-from tests.planes.world import World, job
+from awa_django.worker.scheduler import Scheduler
+from tests.planes.world import World, job, use_canonical_tables
 
 Connecting = Callable[[str], Callable[[], psycopg.Connection[Any]]]
 
@@ -62,7 +66,8 @@ def leadership(
     with contextlib.ExitStack() as running:
 
         def make(settings: Settings = QUICK, **options: Any) -> Leadership:
-            service = Leadership(settings, world.plane, connection=connecting(world_database), **options)
+            planes = options.pop("planes", [world.plane])
+            service = Leadership(settings, planes, connection=connecting(world_database), **options)
             service.start()
             running.callback(service.join, PATIENCE)
             running.callback(service.stop)
@@ -176,33 +181,92 @@ def test_a_statement_in_progress_can_be_broken_off(leadership: Callable[..., Lea
     assert leader.join(PATIENCE)
 
 
-@pytest.mark.parametrize(
-    ("version", "leads"), [("0.6.9", False), ("0.6.9+awa-django.0.1.0", True), (None, True)]
-)
-def test_while_canonical_jobs_are_left_whoever_can_move_them_leads(
-    leadership: Callable[..., Leadership], world: World, version: str | None, leads: bool
+def test_while_canonical_jobs_are_left_a_leader_promotes_them_too(
+    leadership: Callable[..., Leadership], world: World
 ) -> None:
     world.run(
         "UPDATE awa.storage_transition_state SET state = 'mixed_transition', prepared_engine = 'queue_storage'"
     )
     world.run("INSERT INTO awa.scheduled_jobs (kind, queue, state) VALUES ('k', 'q', 'scheduled')")
-    if version is not None:
-        world.run(
-            """
-            INSERT INTO awa.runtime_instances (
-                instance_id, pid, version, started_at, snapshot_interval_ms, healthy, postgres_connected,
-                poll_loop_alive, heartbeat_alive, maintenance_alive, shutting_down, leader
-            ) VALUES (gen_random_uuid(), 1, %s, now(), 10000, true, true, true, true, true, false, false)
-            """,
-            version,
+    leader = leadership(planes=[QueueStoragePlane(), CanonicalPlane()])
+    assert leader.wait_until_leader(PATIENCE)
+    wait_for(lambda: world.rows("SELECT FROM awa.jobs_hot WHERE state = 'available'"))
+
+
+@pytest.mark.parametrize("storage", ["queue storage", "canonical"])
+def test_a_job_that_nobody_can_promote_delays_no_other(
+    leadership: Callable[..., Leadership], world: World, storage: str
+) -> None:
+    """Check 5 of runtime/maintenance: no worker can be woken for a name of 100 bytes (DEC-18)."""
+    if storage == "canonical":
+        use_canonical_tables(world.connection)
+    leader = leadership(planes=[QueueStoragePlane(), CanonicalPlane()])
+    assert leader.wait_until_leader(PATIENCE)
+    began = time.monotonic()
+    table = "scheduled_jobs" if storage == "canonical" else "deferred_jobs"
+    name, source = ("id", "awa.jobs_id_seq") if storage == "canonical" else ("job_id", "awa.job_id_seq")
+    world.run(
+        f"INSERT INTO awa.{table} ({name}, kind, queue, state, priority, run_at)"
+        f" SELECT nextval('{source}'), 'k', queue, 'scheduled', 2, now() - interval '1 second'"
+        " FROM unnest(ARRAY[repeat('x', 100), 'q']) AS queue"
+    )
+    available = (
+        "SELECT FROM awa.ready_entries WHERE queue = 'q' UNION ALL SELECT FROM awa.jobs_hot WHERE queue = 'q'"
+    )
+    wait_for(lambda: world.rows(available), every=0.02)
+    # A second between two looks, and room for a busy machine.
+    assert time.monotonic() - began < 3.0
+    assert world.one(f"SELECT count(*) FROM awa.{table}") == 1
+
+
+def test_a_duty_that_is_held_up_is_thinned_out_and_schedules_fire_meanwhile(
+    leadership: Callable[..., Leadership],
+    world: World,
+    world_database: str,
+    connecting: Connecting,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Check 10 of runtime/maintenance."""
+    runs: list[float] = []
+    interval, held_up = 0.1, threading.Event()
+    held_up.set()
+
+    def tidy(context: Context) -> bool:
+        runs.append(time.monotonic())
+        if held_up.is_set():
+            context.connection.execute("SELECT pg_sleep(%s)", [10 * interval])
+        return False
+
+    world.run(
+        "INSERT INTO awa.cron_jobs (name, cron_expr, kind, queue, args)"
+        " VALUES ('tick', '* * * * * *', 'k', 'ticks', '{}')"
+    )
+    with caplog.at_level(logging.INFO, "awa_django.maintenance"):
+        leader = leadership(duties=[Duty("tidy", timedelta(seconds=interval), tidy)])
+        assert leader.wait_until_leader(PATIENCE)
+        scheduler = Scheduler(
+            QUICK, lambda: leader.is_leader, declarations=list, connection=connecting(world_database)
         )
-    contender = leadership()
-    if leads:
-        assert contender.wait_until_leader(PATIENCE)
-    else:
-        assert not contender.wait_until_leader(0.8)
-        world.run("DELETE FROM awa.scheduled_jobs")
-        assert contender.wait_until_leader(PATIENCE)
+        scheduler.start()
+        try:
+            wait_for(lambda: "tidy took" in caplog.text)
+            late = len(runs)
+            assert late >= 3
+            # Most of these three seconds the leader was held up.
+            wait_for(lambda: ticks(world) >= 2)
+            wait_for(lambda: len(runs) > late)
+            assert runs[late] - runs[late - 1] > 20 * interval
+            held_up.clear()
+            wait_for(lambda: "tidy keeps to its interval" in caplog.text)
+            assert len(runs) >= late + 3
+        finally:
+            scheduler.stop()
+            assert scheduler.join(PATIENCE)
+
+
+def ticks(world: World) -> int:
+    count: int = world.one("SELECT count(*) FROM awa.ready_entries WHERE queue = 'ticks'")
+    return count
 
 
 @pytest.mark.interop

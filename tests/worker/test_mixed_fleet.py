@@ -56,7 +56,7 @@ def test_no_job_is_lost_and_every_one_is_counted_while_the_rings_turn_fast(
     def wait_for_finished(count: int) -> None:
         wait_for(lambda: finished() >= count)
 
-    leader = Leadership(FAST, world.plane, connection=connecting(world_database))
+    leader = Leadership(FAST, [world.plane], connection=connecting(world_database))
     leader.start()
     try:
         assert leader.wait_until_leader(PATIENCE)

@@ -237,3 +237,16 @@ def slow(ctx: JobContext) -> None:
 async def async_slow(ctx: JobContext) -> None:
     await sync_to_async(note)(ctx, "async_slow")
     await asyncio.sleep(30)
+
+
+@job(max_attempts=10)
+def wandering(ctx: JobContext, n: int, snoozes: int = 0, retries: int = 0) -> Snooze | RetryAfter | None:
+    """Comes back so often by a snooze, then by a RetryAfter. Notes its number when it is done."""
+    done = int((ctx.progress or {}).get("metadata", {}).get("snoozes", 0))
+    if done < snoozes:
+        ctx.update_metadata({"snoozes": done + 1})
+        return Snooze(0.3)
+    if ctx.attempt <= retries:
+        return RetryAfter(0.3)
+    note(ctx, f"done {n}")
+    return None

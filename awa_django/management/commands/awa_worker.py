@@ -17,8 +17,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.db import OperationalError
 
-from awa_django import __version__
-from awa_django.conf import QueueConfig, Settings, get_settings
+from awa_django import __version__, telemetry
+from awa_django.conf import TRANSITION_ROLES, QueueConfig, Settings, get_settings
 from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError, ConfigurationError
 from awa_django.queue_names import queue_name_fault
@@ -77,6 +77,11 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="grace time after the first signal (setting: DRAIN_TIMEOUT, 30)",
         )
+        parser.add_argument(
+            "--role",
+            choices=TRANSITION_ROLES,
+            help="what this worker is for while the fleet moves to queue storage (setting: TRANSITION_ROLE, auto)",
+        )
         maintenance = parser.add_mutually_exclusive_group()
         maintenance.add_argument(
             "--no-maintenance",
@@ -110,6 +115,7 @@ class Command(BaseCommand):
             ) from error
         except RuntimeError as error:
             raise CommandError(str(error), returncode=Exit.ERROR) from error
+        telemetry.current().deliver()
         if threading.active_count() > 1:
             # Threads of handlers that ignore every signal must not hold the process up.
             sys.stdout.flush()
@@ -123,6 +129,8 @@ class Command(BaseCommand):
         settings = replace(settings, database=queue_alias())
         if options["drain_timeout"] is not None:
             settings = replace(settings, drain_timeout=timedelta(seconds=options["drain_timeout"]))
+        if options["role"] is not None:
+            settings = replace(settings, transition_role=options["role"])
         queues = [] if options["maintenance_only"] else self._queues(settings, options)
         if options["drain"] and options["maintenance_only"]:
             raise ConfigurationError("--drain waits for jobs, --maintenance-only runs none; drop one of them")
@@ -150,6 +158,11 @@ class Command(BaseCommand):
 
     @staticmethod
     def _queues(settings: Settings, options: dict[str, Any]) -> list[QueueConfig]:
+        if settings.global_max_workers is not None and options["threads"]:
+            raise ConfigurationError(
+                f"--threads {options['threads']}: AWA['GLOBAL_MAX_WORKERS'] already says that a process runs "
+                f"{settings.global_max_workers} jobs at once; change that, or drop one of them"
+            )
         named: Sequence[str] = options["queues"] or []
         queues: dict[str, QueueConfig] = {}
         for text in named:
@@ -161,6 +174,11 @@ class Command(BaseCommand):
             if name in queues:
                 raise ConfigurationError(f"--queue {name} is given twice")
             queues[name] = settings.queue(name)
+            if number and settings.global_max_workers is not None:
+                raise ConfigurationError(
+                    f"--queue {text}: with AWA['GLOBAL_MAX_WORKERS'] queues share its {settings.global_max_workers} "
+                    f"slots by min_workers and weight; say --queue {name}, and set those in AWA['QUEUES']"
+                )
             if number:
                 queues[name] = replace(queues[name], max_workers=int(number))
             elif options["threads"]:

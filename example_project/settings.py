@@ -8,6 +8,9 @@ from pathlib import Path
 
 import environ
 
+from awa_django.signatures import parse_secret
+from example_project import observability
+
 ROOT = Path(__file__).resolve().parent.parent
 
 env = environ.Env()
@@ -46,8 +49,20 @@ AWA = {
     "QUEUES": {
         "default": {"max_workers": 20},
         "mail": {"max_workers": 10},
+        # What fails for good here is kept as a dead letter, until somebody has looked at it.
+        "couriers": {"max_workers": 5, "dlq_enabled": True},
     },
+    # OTEL_TRACES_EXPORTER=console, or an endpoint for OTLP, switches OpenTelemetry on (observability.py); a trace then
+    # goes on from the request to the job and to what follows it.
+    "TRACE_CAPTURE": observability.exporter_of("traces") is not None,
 }
+
+# Where the bank reaches the shop, and what it signs its calls with; of several secrets the new one comes first.
+SHOP_URL = env.str("SHOP_URL", default="http://127.0.0.1:8000")
+CALLBACK_SECRETS = [
+    parse_secret(text, name="AWA_CALLBACK_HMAC_SECRET")
+    for text in env.list("AWA_CALLBACK_HMAC_SECRET", default=["d0" * 32])
+]
 
 # Receipts are rendered and "sent", but no mail leaves this machine.
 EMAIL_BACKEND = "django.core.mail.backends.dummy.EmailBackend"

@@ -1,4 +1,4 @@
-"""Placing an order."""
+"""Placing an order, and having it picked up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from django.db import transaction
 
+from awa_django import operations
+from awa_django.operations import JobFilter
+from example_project.shop.jobs import book_pickup
 from example_project.shop.models import Order, OrderLine, Product
 
 CATALOGUE = {
@@ -37,3 +40,15 @@ def place_order(reference: str, email: str, basket: Mapping[Product, int], sourc
         for product, quantity in basket.items()
     )
     return order
+
+
+def order_pickup(order: Order) -> None:
+    """Have a courier come for an order. The job carries the order's reference, to be found again by."""
+    book_pickup.using(tags=[order.source, order.reference]).enqueue(order_id=order.pk)
+
+
+@transaction.atomic
+def note_address(order: Order, address: str) -> int:
+    """Write down where an order goes, and redrive what died for want of it; how many dead letters that were."""
+    Order.objects.filter(pk=order.pk).update(address=address)
+    return operations.retry_dead(JobFilter(kind=book_pickup.kind, tag=order.reference)).count

@@ -6,13 +6,34 @@ supplier, a courier) are played by a line or two in the job itself.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.core.mail import send_mail
 from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from awa_django import Cancel, JobContext, RetryAfter, Snooze, TerminalError, job, on_save
-from example_project.shop.models import Order, OrderLine, Parcel, Receipt, SalesFigure
+from awa_django import (
+    Cancel,
+    Job,
+    JobContext,
+    RetryAfter,
+    Snooze,
+    TerminalError,
+    WaitForCallback,
+    cron,
+    job,
+    on_save,
+)
+from example_project.shop.models import (
+    Order,
+    OrderLine,
+    Parcel,
+    Payment,
+    Receipt,
+    SalesFigure,
+    ShopWindow,
+)
 
 
 class CardNetworkDown(ConnectionError):
@@ -117,3 +138,50 @@ def rebuild_sales_report(ctx: JobContext, source: str) -> None:
 def send_newsletter(ctx: JobContext, address: str) -> None:
     """One copy of the newsletter; enqueued by the hundred."""
     send_mail("News from the shop", "There is new tea.", None, [address])
+
+
+@job
+def take_payment(ctx: JobContext, order_id: int) -> WaitForCallback:
+    """Ask the bank for the money and wait for its call, which may take days; no worker is held meanwhile.
+
+    A bank would be sent the payment's ``answer_url`` and its signature here. ``views.py`` takes the answer.
+    """
+    token = ctx.register_callback(timeout=timedelta(days=7))
+    order = Order.objects.prefetch_related("lines").get(pk=order_id)
+    asked = {"callback_id": token.uuid, "amount": order.total, "answered_at": None, "paid": None}
+    Payment.objects.update_or_create(order=order, defaults=asked)
+    return WaitForCallback(token)
+
+
+@take_payment.on_completed
+def ship_what_is_paid(payment: Job) -> object:
+    """What follows a payment, stored in the transaction that completes it."""
+    return ship_order.using(tags=payment.tags).request(**payment.args)
+
+
+@job
+def ship_order(ctx: JobContext, order_id: int) -> None:
+    """Send the order on its way."""
+    Order.objects.filter(pk=order_id).update(shipped_at=timezone.now())
+
+
+@job(queue="couriers")
+def book_pickup(ctx: JobContext, order_id: int) -> None:
+    """Have a courier come. Without an address that fails for good, and the queue keeps it as a dead letter."""
+    order = Order.objects.get(pk=order_id)
+    if not order.address:
+        raise TerminalError(f"order {order} has no address")
+    Order.objects.filter(pk=order_id).update(pickup_booked_at=timezone.now())
+
+
+@job(max_attempts=3)
+def dress_window(ctx: JobContext) -> None:
+    """Put what sells best into the shop window."""
+    sold = OrderLine.objects.values("product").annotate(sold=Sum("quantity")).order_by("-sold", "product")
+    if best := sold.first():
+        in_window = {"product_id": best["product"], "dressed_at": timezone.now()}
+        ShopWindow.objects.update_or_create(pk=1, defaults=in_window)
+
+
+# Six fields: the first is seconds. Whichever worker leads enqueues a job at each of these times.
+cron("dress-window", "*/2 * * * * *", dress_window)

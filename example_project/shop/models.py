@@ -6,6 +6,8 @@ from decimal import Decimal
 
 from django.db import models
 
+from awa_django.signatures import build_callback_url
+
 
 class Product(models.Model):
     """Something on the shelf."""
@@ -26,11 +28,14 @@ class Order(models.Model):
 
     reference = models.CharField(max_length=40, unique=True)
     email = models.EmailField()
+    address = models.CharField(max_length=200, blank=True)
     #: Where the order came from: "web", or one run of the demo. Its jobs carry this as a tag.
     source = models.CharField(max_length=40, default="web", db_index=True)
     placed_at = models.DateTimeField(auto_now_add=True)
     paid_at = models.DateTimeField(null=True, blank=True)
     packed_at = models.DateTimeField(null=True, blank=True)
+    pickup_booked_at = models.DateTimeField(null=True, blank=True)
+    shipped_at = models.DateTimeField(null=True, blank=True)
     review_asked_at = models.DateTimeField(null=True, blank=True)
     loyalty_points = models.PositiveIntegerField(default=0)
 
@@ -79,6 +84,35 @@ class Parcel(models.Model):
 
     def __str__(self) -> str:
         return f"parcel of {self.order}"
+
+
+class Payment(models.Model):
+    """What the bank was asked for, and its answer: ``paid`` is empty until it has one."""
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE)
+    amount = models.DecimalField(max_digits=10, decimal_places=2)
+    #: What the bank answers with; a new one when it has to be asked again.
+    callback_id = models.UUIDField(unique=True)
+    asked_at = models.DateTimeField(auto_now=True)
+    answered_at = models.DateTimeField(null=True, blank=True)
+    paid = models.BooleanField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"payment of {self.order}"
+
+    def answer_url(self, shop: str, *, paid: bool) -> str:
+        """The address that the bank calls; ``shop`` is that of the site."""
+        return build_callback_url(shop, "/payments", str(self.callback_id), "complete" if paid else "fail")
+
+
+class ShopWindow(models.Model):
+    """What stands in the window; one row, changed by a schedule."""
+
+    product = models.ForeignKey(Product, on_delete=models.CASCADE)
+    dressed_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.product} in the window"
 
 
 class SalesFigure(models.Model):

@@ -23,7 +23,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from example_project.embedded import ROOT
-from example_project.shop.demo.account import STORY, Account, Check, Line
+from example_project.shop.demo.account import CALLS, STORY, Account, Check, Line
 from example_project.shop.demo.screen import ProgressBar
 from tests.example.conftest import Manage
 
@@ -64,8 +64,14 @@ def test_the_demo_ends_with_a_table_in_which_every_row_is_as_expected(
         "the supplier does not sell TEA-01",
         "the label printer is out of paper",
         "has already written",
+        "A dead letter: book_pickup",
+        "-0001 has no address",
+        "take_payment: the bank declined the transfer",
     ):
         assert error in done.stdout
+    assert re.search(r"^   Ticks of the schedule by now: [1-9]\d*$", done.stdout, re.MULTILINE)
+    for said, status in CALLS.items():
+        assert re.search(rf"^     {said} +{status}$", done.stdout, re.MULTILINE)
     (source,) = re.findall(r"demo-[0-9a-f]{6}", done.stdout.splitlines()[0])
     receipts = database.execute(
         "SELECT count(*), count(DISTINCT order_id) FROM shop_receipt"
@@ -75,8 +81,15 @@ def test_the_demo_ends_with_a_table_in_which_every_row_is_as_expected(
     assert receipts == (12, 12)
     left = database.execute(
         "SELECT count(*) FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled')"
+        " AND kind <> 'dress_window'"  # of which another may have come while the worker stopped
     ).fetchone()
-    assert left == (0,), "the worker drained the queue"
+    assert left == (0,), "the workers left nothing undone"
+    redriven = database.execute(
+        "SELECT state::text, attempt, cardinality(errors) FROM awa.jobs"
+        " WHERE kind = 'book_pickup' AND %s = ANY (tags)",
+        (source,),
+    ).fetchall()
+    assert redriven == [("completed", 1, 1)], "the error of the dead letter stays with the job"
     abandoned = database.execute(
         "SELECT count(*) FROM shop_order WHERE reference LIKE '%abandoned'"
     ).fetchone()
@@ -91,7 +104,7 @@ def test_the_demo_can_be_run_again(manage: Manage) -> None:
 def test_the_demo_fails_and_names_what_differs(manage: Manage, database: psycopg.Connection) -> None:
     database.execute(
         "CREATE FUNCTION never_packed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " NEW.packed_at := NULL; RETURN NEW; END $$"
+        " NEW.packed_at := NULL; NEW.shipped_at := NULL; RETURN NEW; END $$"
     )
     database.execute(
         "CREATE TRIGGER never_packed BEFORE UPDATE ON shop_order FOR EACH ROW EXECUTE FUNCTION never_packed()"
@@ -102,6 +115,7 @@ def test_the_demo_fails_and_names_what_differs(manage: Manage, database: psycopg
         database.execute("DROP FUNCTION never_packed() CASCADE")
     assert done.returncode == 1
     assert "orders packed by the async job: 3 expected, 0 found" in done.stderr
+    assert "orders shipped once they were paid: 1 expected, 0 found" in done.stderr
     assert "Everything came out as expected" not in done.stdout
 
 
@@ -147,9 +161,9 @@ def test_ctrl_c_ends_the_demo_and_its_worker_without_a_traceback(
 
 
 def test_too_few_orders_are_refused(manage: Manage) -> None:
-    done = manage("demo", "--orders", "2")
+    done = manage("demo", "--orders", "4")
     assert done.returncode == 1
-    assert "--orders: at least 3 are needed, not 2" in done.stderr
+    assert "--orders: at least 5 are needed, not 4" in done.stderr
 
 
 def test_an_account_names_missing_and_unexpected_jobs_and_failed_checks() -> None:

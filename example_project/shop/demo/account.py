@@ -30,6 +30,22 @@ STORY = {
     Line("call_customer", "cancelled", 1): "cancelled by its handler",
     Line("export_to_supplier", "failed", 1): "failed for good at once",
     Line("print_label", "failed", 2): "failed in its last try",
+    Line("take_payment", "completed", 1): "waited for the bank's call",
+    Line("take_payment", "failed", 1): "the bank declined it",
+    Line("ship_order", "completed", 1): "a follow-up of the payment",
+    Line("book_pickup", "completed", 1): "a dead letter, redriven",
+    Line("dress_window", "completed", 1): "cron, every 2 s",
+}
+#: The job that is not there before the bank has called.
+FOLLOW_UP = Line("ship_order", "completed", 1)
+#: A tick of the schedule, which knows nothing of the run; there may be any number of them.
+TICK = Line("dress_window", "completed", 1)
+#: What the bank and somebody else tell the shop, and the status that each call should be answered with.
+CALLS = {
+    "somebody else says that the money came": 401,
+    "the bank says that the money came": 204,
+    "the bank says so once more": 404,
+    "the bank declines the other transfer": 204,
 }
 
 

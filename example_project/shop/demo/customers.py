@@ -13,12 +13,14 @@ from django.utils import timezone
 
 from awa_django import Unique
 from example_project.shop import jobs
-from example_project.shop.checkout import place_order, stock_shelves
+from example_project.shop.checkout import order_pickup, place_order, stock_shelves
 from example_project.shop.demo.queries import jobs_of_order
 from example_project.shop.models import Order, Product
 
 #: Orders whose card is charged, whose parcel is tracked, and so on.
 SOME = 3
+#: The fewest orders of a day: those, and two that are paid by bank.
+FEWEST = SOME + 2
 #: Long enough for a worker to start and wait for it.
 REVIEW_DELAY = timedelta(seconds=4)
 
@@ -33,6 +35,8 @@ class Day:
 
     source: str
     orders: list[Order]
+    #: An id that is lower than that of every tick of the day.
+    first_job: int
     newsletters: int
     #: When the review may be asked for.
     review_due: datetime
@@ -42,6 +46,11 @@ class Day:
     abandoned: str
     abandoned_id: int
     abandoned_jobs: int
+
+    @property
+    def by_bank(self) -> list[Order]:
+        """The two orders whose money the bank is asked for."""
+        return self.orders[SOME:FEWEST]
 
 
 def busy_day(source: str, orders: int, newsletters: int) -> Day:
@@ -66,7 +75,10 @@ def busy_day(source: str, orders: int, newsletters: int) -> Day:
             jobs.add_loyalty_points.using(tags=tags).enqueue(order_id=order.pk)
             jobs.track_parcel.using(tags=tags).enqueue(order_id=order.pk)
             jobs.notify_warehouse.using(tags=tags).enqueue(order_id=order.pk)
+        for order in placed[SOME:FEWEST]:
+            jobs.take_payment.using(tags=tags).enqueue(order_id=order.pk)
         first = some[0]
+        order_pickup(first)
         jobs.export_to_supplier.using(tags=tags).enqueue(order_id=first.pk)
         jobs.print_label.using(tags=tags).enqueue(order_id=first.pk)
         jobs.call_customer.using(tags=tags).enqueue(order_id=first.pk)
@@ -82,6 +94,7 @@ def busy_day(source: str, orders: int, newsletters: int) -> Day:
     return Day(
         source=source,
         orders=placed,
+        first_job=first_report.id,
         newsletters=newsletters,
         review_due=review_due,
         second_report_is_first=second_report.duplicate and second_report.id == first_report.id,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
 
 
-def start(*arguments: str, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start ``manage.py`` with some arguments.
+def start(
+    *arguments: str, output: IO[bytes] | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start ``manage.py`` with some arguments; ``environment`` adds to that of this process.
 
     In a session of its own: Ctrl-C in the terminal reaches only the caller, who then asks each process to
     stop, once. A worker that is asked twice stops at once and hands its jobs back.
@@ -23,7 +26,7 @@ def start(*arguments: str, output: IO[bytes] | None = None) -> subprocess.Popen[
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
         # runserver's advice about production is for sites that others reach.
-        env=os.environ | {"DJANGO_RUNSERVER_HIDE_WARNING": "true"},
+        env={**os.environ, "DJANGO_RUNSERVER_HIDE_WARNING": "true", **(environment or {})},
         start_new_session=True,
     )
 

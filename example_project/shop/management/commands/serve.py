@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import signal
 import socket
 import subprocess
@@ -18,6 +19,13 @@ from example_project.shop.checkout import stock_shelves
 from example_project.shop.demo import processes
 
 USER = PASSWORD = "demo"
+#: What there is to try, for the reader.
+OFFERED = (
+    "A new order enqueues its receipt. The list of orders has two actions:",
+    "  Ask the bank for the money   the payment's page has commands that play the bank",
+    "  Book a courier               a dead letter until the order has an address",
+    "Every 2 s a schedule puts what sells best into the shop window.",
+)
 #: Seconds until the web server must answer.
 PATIENCE = 60
 
@@ -52,11 +60,17 @@ class Command(BaseCommand):
             signal.signal(number, self.on_signal)
         running: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            running["web server"] = processes.start("runserver", "--noreload", f"{host}:{port}")
+            # Where the bank reaches the shop, unless somebody says otherwise.
+            site = {"SHOP_URL": os.environ.get("SHOP_URL", f"http://{host}:{port}")}
+            running["web server"] = processes.start(
+                "runserver", "--noreload", f"{host}:{port}", environment=site
+            )
             running["worker"] = processes.start("awa_worker")
             self.wait_for_web_server(running, host, port)
             self.stdout.write(f"\nThe admin:  http://{host}:{port}/admin/  {hint}")
-            self.stdout.write("A new order there enqueues its receipt. Ctrl-C stops everything.\n\n")
+            for line in OFFERED:
+                self.stdout.write(f"  {line}")
+            self.stdout.write("Ctrl-C stops everything.\n\n")
             while True:
                 self.complain_about_ended(running)
                 time.sleep(0.2)

@@ -206,18 +206,26 @@ SELECT
     state.callback_on_fail, state.callback_transform
 FROM unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS wanted (job_id, run_lease)
 JOIN awa.leases AS lease USING (job_id, run_lease)
-JOIN LATERAL (
-    SELECT emission.*
-    FROM awa.ready_entries AS emission
-    WHERE emission.ready_slot = lease.ready_slot
-        AND emission.ready_generation = lease.ready_generation
-        AND emission.job_id = lease.job_id
-        AND emission.queue = lease.queue
-        AND emission.enqueue_shard = lease.enqueue_shard
-        AND emission.lane_seq = lease.lane_seq
-    ORDER BY emission.priority = lease.priority DESC
-    LIMIT 1
-) AS ready ON true
+JOIN awa.ready_entries AS ready
+    ON ready.ready_slot = lease.ready_slot
+    AND ready.ready_generation = lease.ready_generation
+    AND ready.job_id = lease.job_id
+    AND ready.queue = lease.queue
+    AND ready.enqueue_shard = lease.enqueue_shard
+    AND ready.lane_seq = lease.lane_seq
+    AND (
+        ready.priority = lease.priority
+        OR NOT EXISTS (
+            SELECT FROM awa.ready_entries AS own
+            WHERE own.ready_slot = lease.ready_slot
+                AND own.queue = lease.queue
+                AND own.priority = lease.priority
+                AND own.enqueue_shard = lease.enqueue_shard
+                AND own.lane_seq = lease.lane_seq
+                AND own.ready_generation = lease.ready_generation
+                AND own.job_id = lease.job_id
+        )
+    )
 LEFT JOIN awa.attempt_state AS state
     ON state.job_id = lease.job_id AND state.run_lease = lease.run_lease
 ORDER BY lease.job_id, lease.run_lease

@@ -286,18 +286,26 @@ SELECT
     ready.unique_key, ready.unique_states, ready.payload, states.progress, (SELECT now FROM moment) AS taken_at,
     ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
 FROM open
-JOIN LATERAL (
-    SELECT emission.*
-    FROM awa.ready_entries AS emission
-    WHERE emission.ready_slot = open.ready_slot
-        AND emission.ready_generation = open.ready_generation
-        AND emission.job_id = open.job_id
-        AND emission.queue = open.queue
-        AND emission.enqueue_shard = open.enqueue_shard
-        AND emission.lane_seq = open.lane_seq
-    ORDER BY emission.priority = open.priority DESC
-    LIMIT 1
-) AS ready ON true
+JOIN awa.ready_entries AS ready
+    ON ready.ready_slot = open.ready_slot
+    AND ready.ready_generation = open.ready_generation
+    AND ready.job_id = open.job_id
+    AND ready.queue = open.queue
+    AND ready.enqueue_shard = open.enqueue_shard
+    AND ready.lane_seq = open.lane_seq
+    AND (
+        ready.priority = open.priority
+        OR NOT EXISTS (
+            SELECT FROM awa.ready_entries AS own
+            WHERE own.ready_slot = open.ready_slot
+                AND own.queue = open.queue
+                AND own.priority = open.priority
+                AND own.enqueue_shard = open.enqueue_shard
+                AND own.lane_seq = open.lane_seq
+                AND own.ready_generation = open.ready_generation
+                AND own.job_id = open.job_id
+        )
+    )
 LEFT JOIN states ON states.job_id = open.job_id AND states.run_lease = open.run_lease;
 
 -- name: take_leases
@@ -382,18 +390,26 @@ SELECT
     ready.unique_key, ready.unique_states, ready.payload, states.progress, (SELECT now FROM moment) AS taken_at,
     ready.ready_slot, ready.ready_generation, ready.enqueue_shard, ready.lane_seq
 FROM removed
-JOIN LATERAL (
-    SELECT emission.*
-    FROM awa.ready_entries AS emission
-    WHERE emission.ready_slot = removed.ready_slot
-        AND emission.ready_generation = removed.ready_generation
-        AND emission.job_id = removed.job_id
-        AND emission.queue = removed.queue
-        AND emission.enqueue_shard = removed.enqueue_shard
-        AND emission.lane_seq = removed.lane_seq
-    ORDER BY emission.priority = removed.priority DESC
-    LIMIT 1
-) AS ready ON true
+JOIN awa.ready_entries AS ready
+    ON ready.ready_slot = removed.ready_slot
+    AND ready.ready_generation = removed.ready_generation
+    AND ready.job_id = removed.job_id
+    AND ready.queue = removed.queue
+    AND ready.enqueue_shard = removed.enqueue_shard
+    AND ready.lane_seq = removed.lane_seq
+    AND (
+        ready.priority = removed.priority
+        OR NOT EXISTS (
+            SELECT FROM awa.ready_entries AS own
+            WHERE own.ready_slot = removed.ready_slot
+                AND own.queue = removed.queue
+                AND own.priority = removed.priority
+                AND own.enqueue_shard = removed.enqueue_shard
+                AND own.lane_seq = removed.lane_seq
+                AND own.ready_generation = removed.ready_generation
+                AND own.job_id = removed.job_id
+        )
+    )
 LEFT JOIN states ON states.job_id = removed.job_id AND states.run_lease = removed.run_lease;
 
 -- name: beat

@@ -1,0 +1,107 @@
+"""What operators do and see: jobs retried, cancelled, moved and discarded, dead letters, queues, lists and counts.
+
+The management command and the admin are made of these functions; a project's own code may call them as well. Each works
+in the caller's transaction on Django's connection of the queue's database (``using``), or in one of its own.
+"""
+
+from __future__ import annotations
+
+from awa_django.operations.batch import (
+    BatchChange,
+    BatchOperation,
+    BatchState,
+    MoveQueue,
+    Preview,
+    SetPriority,
+    batch_operation,
+    batch_operations,
+    cancel_batch,
+    preview_batch,
+    purge_batches,
+    submit_batch,
+)
+from awa_django.operations.change import Changed, Reason, Skipped
+from awa_django.operations.queues import (
+    Counts,
+    Descriptor,
+    QueueOverview,
+    drain,
+    pause,
+    queue_counts,
+    queue_overview,
+    resume,
+    set_enqueue_shards,
+    state_counts,
+    waiting_kinds,
+)
+from awa_django.operations.reading import (
+    DeadLetter,
+    JobFilter,
+    JobRecord,
+    Page,
+    Position,
+    dead_letters,
+    list_jobs,
+    load_job,
+)
+from awa_django.operations.verbs import (
+    Selection,
+    cancel,
+    cancel_by_unique_key,
+    dead_letter,
+    discard,
+    move_queue,
+    purge_dead,
+    retry,
+    retry_dead,
+    retry_failed,
+    set_priority,
+)
+
+__all__ = [
+    "BatchChange",
+    "BatchOperation",
+    "BatchState",
+    "Changed",
+    "Counts",
+    "DeadLetter",
+    "Descriptor",
+    "JobFilter",
+    "JobRecord",
+    "MoveQueue",
+    "Page",
+    "Position",
+    "Preview",
+    "QueueOverview",
+    "Reason",
+    "Selection",
+    "SetPriority",
+    "Skipped",
+    "batch_operation",
+    "batch_operations",
+    "cancel",
+    "cancel_batch",
+    "cancel_by_unique_key",
+    "dead_letter",
+    "dead_letters",
+    "discard",
+    "drain",
+    "list_jobs",
+    "load_job",
+    "move_queue",
+    "pause",
+    "preview_batch",
+    "purge_batches",
+    "purge_dead",
+    "queue_counts",
+    "queue_overview",
+    "resume",
+    "retry",
+    "retry_dead",
+    "retry_failed",
+    "set_enqueue_shards",
+    "set_priority",
+    "state_counts",
+    "submit_batch",
+    "waiting_kinds",
+]

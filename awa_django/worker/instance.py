@@ -37,6 +37,9 @@ logger = logging.getLogger("awa_django.worker")
 #: to run beside a runtime that reports less than 0.6.2, or something that is no semantic version.
 COMPATIBLE_WITH = "0.6.9"
 
+#: Seconds until the second report, if the first found something not running yet.
+SETTLING_IN = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -191,10 +194,16 @@ class Reporter(Service):
     def run(self) -> None:
         with self._open() as connection:
             self.alive = True
+            interval = self.instance.settings.snapshot_interval.total_seconds()
+            settling_in = True
             while not self.stopping.is_set():
-                self._report(connection, self.numbers())
-                self._wake.wait(self.instance.settings.snapshot_interval.total_seconds())
+                numbers = self.numbers()
+                self._report(connection, numbers)
+                # What was just being started need not be called unwell for a whole interval.
+                soon = settling_in and not numbers.healthy and not numbers.shutting_down
+                self._wake.wait(min(interval, SETTLING_IN) if soon else interval)
                 self._wake.clear()
+                settling_in = False
             self._report(connection, replace(self.numbers(), shutting_down=True))
 
     def _report(self, connection: psycopg.Connection[Any], numbers: Numbers) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, LiteralString
 from uuid import UUID
 
 from awa_django.errors import UniqueConflict
@@ -17,7 +17,7 @@ from awa_django.jobs import Attempt, Callback, JsonValue, Landed, Landing, Taken
 from awa_django.planes.arrays import dump_json, ints, jsons
 from awa_django.planes.base import Answered, Cursor, Pending, send
 from awa_django.planes.queue_storage.place import follow_unique_claims, place
-from awa_django.planes.queue_storage.take import coordinates, lock_attempts, taken_row
+from awa_django.planes.queue_storage.take import Receipt, coordinates, lock_attempts, take_leases, taken_row
 from awa_django.planes.unique import conflict
 from awa_django.sql import statement
 from awa_django.states import JobState
@@ -40,14 +40,6 @@ __all__ = [
 Pair = tuple[int, int]
 #: Columns of a lifted job; the callback's follow them.
 _TAKEN_COLUMNS = 21
-
-
-class _Receipt(NamedTuple):
-    """Where the receipt of a lease lies."""
-
-    claim_slot: int
-    receipt_id: int
-    batch_id: int | None
 
 
 # -- what the worker that runs the attempt does ------------------------------------------------------------------
@@ -134,11 +126,7 @@ def park(cursor: Cursor, transitions: Sequence[Transition]) -> list[Landed]:
     if duplicates:
         attempts = [by_pair[landing.taken.pair].attempt for landing in duplicates]
         send(cursor, statement("queue_storage/settle", "lock_receipts"), coordinates(attempts))
-        send(
-            cursor,
-            statement("queue_storage/rescue", "take_held_leases"),
-            {**coordinates(attempts), "labels": ["cancelled"] * len(attempts)},
-        )
+        take_leases(cursor, attempts, ["cancelled"] * len(attempts))
         landed += [replace(item, duplicate=True) for item in place(cursor, duplicates)]
     return landed
 
@@ -222,22 +210,11 @@ def take_answered(cursor: Cursor, guard: Answered) -> list[Taken]:
     pair = _one(job.pair)
     cursor.execute(_named("receipt_of_lease"), pair)
     row = cursor.fetchone()
-    receipt = None if row is None else _Receipt(*row)
+    receipt = None if row is None else Receipt(*job.pair, *row)
     if receipt is not None:
         place = {**pair, "claim_slot": receipt.claim_slot, "batch_id": receipt.batch_id}
         send(cursor, _named("share_evidence"), place)
-    cursor.execute(
-        statement("queue_storage/rescue", "take_held_leases"),
-        {
-            "job_ids": ints([job.job_id]),
-            "run_leases": ints([job.run_lease]),
-            "claim_slots": ints([receipt and receipt.claim_slot]),
-            "receipt_ids": ints([receipt and receipt.receipt_id]),
-            "batch_ids": ints([receipt and receipt.batch_id]),
-            "labels": [guard.closes],
-        },
-    )
-    return [taken_row(row) for row in cursor.fetchall()]
+    return take_leases(cursor, [receipt or Receipt(*job.pair)], [guard.closes])
 
 
 def resume(cursor: Cursor, pending: Pending, payload: JsonValue) -> None:

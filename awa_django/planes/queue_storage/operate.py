@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 from awa_django.jobs import Taken
 from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, Ids
-from awa_django.planes.queue_storage.take import lock_attempts, taken_row
+from awa_django.planes.queue_storage.take import (
+    coordinates,
+    lock_attempts,
+    take_leases,
+    take_receipts,
+    taken_row,
+)
 from awa_django.sql import statement
 from awa_django.states import JobState
 
@@ -206,10 +212,7 @@ def _take_attempts(
     if leases:
         # As every client closes what was held by a lease, but for a success.
         labels = ["rescue"] * len(leases)
-        cursor.execute(
-            statement("queue_storage/rescue", "take_held_leases"), {**_coordinates(leases), "labels": labels}
-        )
-        taken += [taken_row(row) for row in cursor.fetchall()]
+        taken += take_leases(cursor, leases, labels)
     return taken
 
 
@@ -222,26 +225,10 @@ def _hold_evidence(cursor: Cursor, found: Sequence[_Found]) -> None:
     """Take the keys of attempts and lock their claims, waiting for whoever has them (H-06, H-11)."""
     if found:
         lock_attempts(cursor, [(item.job_id, item.run_lease) for item in found])
-        cursor.execute(statement("queue_storage/settle", "lock_receipts"), _coordinates(found))
+        cursor.execute(statement("queue_storage/settle", "lock_receipts"), coordinates(found))
 
 
 def _close(cursor: Cursor, found: Sequence[_Found], label: str) -> list[Taken]:
     """Close those of the receipts that are open and have no lease."""
     receipts = [item for item in found if item.claim_slot is not None]
-    if not receipts:
-        return []
-    cursor.execute(
-        statement("queue_storage/settle", "take_receipts"),
-        {**_coordinates(receipts), "labels": [label] * len(receipts)},
-    )
-    return [taken_row(row) for row in cursor.fetchall()]
-
-
-def _coordinates(found: Sequence[_Found]) -> dict[str, Any]:
-    return {
-        "claim_slots": ints(item.claim_slot for item in found),
-        "job_ids": ints(item.job_id for item in found),
-        "run_leases": ints(item.run_lease for item in found),
-        "receipt_ids": ints(item.receipt_id for item in found),
-        "batch_ids": ints(item.batch_id for item in found),
-    }
+    return take_receipts(cursor, receipts, [label] * len(receipts)) if receipts else []

@@ -10,31 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from awa_django.jobs import Taken
 from awa_django.planes.base import Cursor, PastDeadline, Stale, Unanswered
 from awa_django.planes.queue_storage.arrays import ints
-from awa_django.planes.queue_storage.take import taken_row
+from awa_django.planes.queue_storage.take import Receipt, take_leases, take_receipts
 from awa_django.sql import statement
 
 __all__ = ["take_past_deadline", "take_quiet_leases", "take_quiet_receipts", "take_stale", "take_unanswered"]
 
 Pair = tuple[int, int]
-
-
-class _Receipt(NamedTuple):
-    """Where the receipt of an attempt lies; ``claim_slot`` None if it is gone."""
-
-    job_id: int
-    run_lease: int
-    claim_slot: int | None
-    receipt_id: int | None
-    batch_id: int | None
-
-    @property
-    def pair(self) -> Pair:
-        return self.job_id, self.run_lease
 
 
 def take_stale(cursor: Cursor, guard: Stale) -> list[Taken]:
@@ -115,7 +101,7 @@ def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: A
     cursor.execute(statement("queue_storage/rescue", name, **slots), values)
 
 
-def _receipts(cursor: Cursor, name: str, **values: Any) -> list[_Receipt]:
+def _receipts(cursor: Cursor, name: str, **values: Any) -> list[Receipt]:
     """Where the receipts of the leases lie that a statement finds."""
     _execute(cursor, name, **values)
     found: list[Pair] = cursor.fetchall()
@@ -127,7 +113,7 @@ def _receipts(cursor: Cursor, name: str, **values: Any) -> list[_Receipt]:
         job_ids=ints(job_id for job_id, _ in found),
         run_leases=ints(run_lease for _, run_lease in found),
     )
-    return [_Receipt(*row) for row in cursor.fetchall()]
+    return [Receipt(*row) for row in cursor.fetchall()]
 
 
 def _slots(cursor: Cursor) -> list[int]:
@@ -135,7 +121,7 @@ def _slots(cursor: Cursor) -> list[int]:
     return [slot for (slot,) in cursor.fetchall()]
 
 
-def _pairs(cursor: Cursor, name: str, receipts: Iterable[_Receipt], **values: Any) -> set[Pair]:
+def _pairs(cursor: Cursor, name: str, receipts: Iterable[Receipt], **values: Any) -> set[Pair]:
     """The attempts that a statement over pairs answers with."""
     receipts = list(receipts)
     if not receipts:
@@ -150,7 +136,7 @@ def _pairs(cursor: Cursor, name: str, receipts: Iterable[_Receipt], **values: An
     return {(job_id, run_lease) for job_id, run_lease in cursor.fetchall()}
 
 
-def _hold(cursor: Cursor, receipts: Sequence[_Receipt]) -> list[_Receipt]:
+def _hold(cursor: Cursor, receipts: Sequence[Receipt]) -> list[Receipt]:
     """Those whose attempt key and evidence we hold now; a lease without a receipt has no evidence to hold."""
     keyed = _pairs(cursor, "try_attempts", receipts)
     held = [receipt for receipt in receipts if receipt.pair in keyed]
@@ -165,36 +151,19 @@ def _hold(cursor: Cursor, receipts: Sequence[_Receipt]) -> list[_Receipt]:
     return [receipt for receipt in held if receipt.claim_slot is None or receipt.pair in locked]
 
 
-def _coordinates(receipts: Sequence[_Receipt]) -> dict[str, Any]:
-    return {
-        "claim_slots": ints(receipt.claim_slot for receipt in receipts),
-        "job_ids": ints(receipt.job_id for receipt in receipts),
-        "run_leases": ints(receipt.run_lease for receipt in receipts),
-        "receipt_ids": ints(receipt.receipt_id for receipt in receipts),
-        "batch_ids": ints(receipt.batch_id for receipt in receipts),
-    }
-
-
-def _take_leases(cursor: Cursor, found: Sequence[_Receipt], recheck: str, **values: Any) -> list[Taken]:
+def _take_leases(cursor: Cursor, found: Sequence[Receipt], recheck: str, **values: Any) -> list[Taken]:
     """Lift those of the leases found that nobody else is at and that still are as they were found."""
     held = _hold(cursor, found)
     still = _pairs(cursor, recheck, held, **values)
     held = [receipt for receipt in held if receipt.pair in still]
     if not held:
         return []
-    _execute(cursor, "take_held_leases", **_coordinates(held), labels=["rescue"] * len(held))
-    return [taken_row(row) for row in cursor.fetchall()]
+    return take_leases(cursor, held, ["rescue"] * len(held))
 
 
-def _close(cursor: Cursor, receipts: Sequence[_Receipt], label: str) -> list[Taken]:
+def _close(cursor: Cursor, receipts: Sequence[Receipt], label: str) -> list[Taken]:
     """Close open receipts of attempts without a lease, by the statement that settling uses."""
-    if not receipts:
-        return []
-    cursor.execute(
-        statement("queue_storage/settle", "take_receipts"),
-        {**_coordinates(receipts), "labels": [label] * len(receipts)},
-    )
-    return [taken_row(row) for row in cursor.fetchall()]
+    return take_receipts(cursor, receipts, [label] * len(receipts)) if receipts else []
 
 
 def _take_receipts(
@@ -218,7 +187,7 @@ def _take_receipts(
     if not rows:
         return []
     wanted = [
-        _Receipt(job_id, run_lease, slot, receipt_id, batch_id)
+        Receipt(job_id, run_lease, slot, receipt_id, batch_id)
         for _, job_id, run_lease, receipt_id, batch_id, overdue in rows
         if overdue
     ][:limit]

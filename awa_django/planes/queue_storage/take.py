@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from awa_django.jobs import Attempt, Taken
+from awa_django.jobs import Taken
 from awa_django.planes.base import Cursor, Leases, send
 from awa_django.planes.queue_storage.arrays import ints
 from awa_django.sql import statement
 from awa_django.states import JobState
 
-__all__ = ["coordinates", "lock_attempts", "take_attempts", "taken_row"]
+__all__ = [
+    "Receipt",
+    "coordinates",
+    "lock_attempts",
+    "take_attempts",
+    "take_leases",
+    "take_receipts",
+    "taken_row",
+]
 
 
 def taken_row(row: Sequence[Any]) -> Taken:
@@ -73,7 +81,7 @@ def take_attempts(cursor: Cursor, guard: Leases) -> list[Taken]:
     attempts = guard.attempts
     lock_attempts(cursor, [(attempt.job_id, attempt.run_lease) for attempt in attempts])
     send(cursor, statement("queue_storage/settle", "lock_receipts"), coordinates(attempts))
-    taken = _take(cursor, "take_receipts", attempts, guard.labels)
+    taken = take_receipts(cursor, attempts, guard.labels)
     found = {(job.job_id, job.run_lease) for job in taken}
     rest = [
         (attempt, label)
@@ -81,11 +89,47 @@ def take_attempts(cursor: Cursor, guard: Leases) -> list[Taken]:
         if (attempt.job_id, attempt.run_lease) not in found
     ]
     if rest:
-        taken += _take(cursor, "take_leases", [item for item, _ in rest], [label for _, label in rest])
+        taken += take_leases(
+            cursor,
+            [attempt for attempt, _ in rest],
+            ["completed" if label == "completed" else "rescue" for _, label in rest],
+            # A success may end an attempt that waits; anything else only one that runs.
+            any_state=[label == "completed" for _, label in rest],
+        )
     return taken
 
 
-def coordinates(attempts: Sequence[Attempt]) -> dict[str, Any]:
+class Receipt(NamedTuple):
+    """An attempt by its numbers, with where its receipt lies; ``claim_slot`` None if it is gone."""
+
+    job_id: int
+    run_lease: int
+    claim_slot: int | None = None
+    receipt_id: int | None = None
+    batch_id: int | None = None
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """What identifies the attempt."""
+        return self.job_id, self.run_lease
+
+
+class Placed(Protocol):
+    """An attempt, with where its receipt lies; ``claim_slot`` None where it has none any more."""
+
+    @property
+    def job_id(self) -> int: ...
+    @property
+    def run_lease(self) -> int: ...
+    @property
+    def claim_slot(self) -> int | None: ...
+    @property
+    def receipt_id(self) -> int | None: ...
+    @property
+    def batch_id(self) -> int | None: ...
+
+
+def coordinates(attempts: Sequence[Placed]) -> dict[str, Any]:
     """Where the receipts of attempts lie, as parameters."""
     return {
         "claim_slots": ints(attempt.claim_slot for attempt in attempts),
@@ -96,7 +140,29 @@ def coordinates(attempts: Sequence[Attempt]) -> dict[str, Any]:
     }
 
 
-def _take(cursor: Cursor, name: str, attempts: Sequence[Attempt], labels: Sequence[str]) -> list[Taken]:
-    parameters = {**coordinates(attempts), "labels": list(labels)}
+def take_leases(
+    cursor: Cursor,
+    attempts: Sequence[Placed],
+    labels: Sequence[str],
+    *,
+    any_state: Sequence[bool] | None = None,
+) -> list[Taken]:
+    """Remove the leases of attempts whose keys and evidence are held, close their receipts, and lift their jobs.
+
+    ``any_state`` says for each whether its lease may be in any state, by default all; else it has to be running.
+    """
+    free = [True] * len(attempts) if any_state is None else list(any_state)
+    return _take(cursor, "take_leases", attempts, labels, any_state=free)
+
+
+def take_receipts(cursor: Cursor, attempts: Sequence[Placed], labels: Sequence[str]) -> list[Taken]:
+    """Close those receipts of attempts that are open and have no lease, and lift their jobs."""
+    return _take(cursor, "take_receipts", attempts, labels)
+
+
+def _take(
+    cursor: Cursor, name: str, attempts: Sequence[Placed], labels: Sequence[str], **values: Any
+) -> list[Taken]:
+    parameters = {**coordinates(attempts), "labels": list(labels), **values}
     cursor.execute(statement("queue_storage/settle", name), parameters)
     return [taken_row(row) for row in cursor.fetchall()]

@@ -309,33 +309,33 @@ JOIN awa.ready_entries AS ready
 LEFT JOIN states ON states.job_id = open.job_id AND states.run_lease = open.run_lease;
 
 -- name: take_leases
--- Remove lease rows of attempts, close the receipts they held, and lift their jobs.
--- A success may end an attempt in any state of its lease; anything else only a running one.
+-- Remove lease rows of attempts, close the receipts they held, and lift their jobs. A lease is removed if it is running,
+-- or in any_state; one without a receipt has a NULL claim_slot, and nothing is closed for it. The labels close receipts.
 -- rows:  one for each lease removed
 -- locks: lease rows, attempt_state rows; the evidence is locked already
 WITH wanted AS MATERIALIZED (
-    SELECT claim_slot, job_id, run_lease, receipt_id, batch_id, label
+    SELECT claim_slot, job_id, run_lease, receipt_id, batch_id, label, any_state
     FROM unnest(
         %(claim_slots)s::integer[], %(job_ids)s::bigint[], %(run_leases)s::bigint[],
-        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(labels)s::text[]
-    ) AS attempt (claim_slot, job_id, run_lease, receipt_id, batch_id, label)
+        %(receipt_ids)s::bigint[], %(batch_ids)s::bigint[], %(labels)s::text[], %(any_state)s::boolean[]
+    ) AS attempt (claim_slot, job_id, run_lease, receipt_id, batch_id, label, any_state)
 ),
 removed AS (
     DELETE FROM awa.leases AS lease
     USING wanted
     WHERE lease.job_id = wanted.job_id
         AND lease.run_lease = wanted.run_lease
-        AND (lease.state = 'running' OR wanted.label = 'completed')
+        AND (lease.state = 'running' OR wanted.any_state)
     RETURNING
-        wanted.claim_slot, wanted.receipt_id, wanted.batch_id,
-        CASE wanted.label WHEN 'completed' THEN 'completed' ELSE 'rescue' END AS label,
+        wanted.claim_slot, wanted.receipt_id, wanted.batch_id, wanted.label,
         lease.job_id, lease.run_lease, lease.state, lease.ready_slot, lease.ready_generation, lease.queue,
         lease.priority, lease.enqueue_shard, lease.lane_seq, lease.attempt, lease.max_attempts, lease.attempted_at
 ),
 unclosed AS MATERIALIZED (
     SELECT removed.*
     FROM removed
-    WHERE NOT EXISTS (
+    WHERE removed.claim_slot IS NOT NULL
+        AND NOT EXISTS (
             SELECT FROM awa.lease_claim_closures AS closure
             WHERE closure.claim_slot = removed.claim_slot
                 AND closure.job_id = removed.job_id

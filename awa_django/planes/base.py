@@ -182,6 +182,8 @@ class Plane(ABC):
 
     #: What operators call it: ``canonical`` or ``queue_storage``.
     name: ClassVar[str]
+    #: Whether a claim may find nothing although there is something, because another claimer held it just then.
+    claims_may_miss: ClassVar[bool] = False
 
     @abstractmethod
     def enqueue(self, cursor: Cursor, jobs: Sequence[JobInsert]) -> int:

@@ -298,7 +298,7 @@ class Dispatcher(Service):
         """Seconds until the next look after a claim that found nothing."""
         poll = self._poll_seconds()
         pause: float = LOOK_AGAIN_SECONDS * 2**self._looks * random.uniform(0.5, 1.5)
-        if pause < poll:
+        if self._plane.claims_may_miss and pause < poll:
             with psycopg.Cursor(connection) as cursor:
                 backlog = self._plane.has_backlog(cursor, self.config.name)
             self._looks += backlog
@@ -318,22 +318,24 @@ class Dispatcher(Service):
         return min(pause * random.uniform(0.5, 1.5), poll)
 
     def _claimed_attempts(self, connection: psycopg.Connection[Any], limit: int) -> list[Attempt]:
-        began = time.perf_counter()
-        with (
-            self._telemetry.claim_span(self._plane.name, self.config.name),
-            psycopg.Cursor(connection) as cursor,
-        ):
-            attempts, refused = self._plane.claim(
-                cursor,
-                self.config.name,
-                limit,
-                deadline=self.config.deadline,
-                aging=self.config.priority_aging_interval,
-            )
-        self._telemetry.claimed(self.config.name, attempts, time.perf_counter() - began)
-        if refused:
-            self._refuse(connection, refused)
-        return attempts
+        while True:
+            began = time.perf_counter()
+            with (
+                self._telemetry.claim_span(self._plane.name, self.config.name),
+                psycopg.Cursor(connection) as cursor,
+            ):
+                attempts, refused = self._plane.claim(
+                    cursor,
+                    self.config.name,
+                    limit,
+                    deadline=self.config.deadline,
+                    aging=self.config.priority_aging_interval,
+                )
+            self._telemetry.claimed(self.config.name, attempts, time.perf_counter() - began)
+            if refused:
+                self._refuse(connection, refused)
+            if attempts or not refused:
+                return attempts
 
     def _refuse(self, connection: psycopg.Connection[Any], attempts: Sequence[Attempt]) -> None:
         logger.warning(

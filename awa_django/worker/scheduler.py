@@ -30,7 +30,7 @@ logger = logging.getLogger("awa_django.worker")
 SYNC_INTERVAL = 60.0
 #: Seconds between two looks at the schedules, when none is known to fire earlier: how long one that another client
 #: adds, changes or resumes may go unseen.
-LOOK_INTERVAL = 1.0
+LOOK_INTERVAL = 2.5
 #: The same where there are none.
 EMPTY_INTERVAL = 5.0
 #: Seconds after the instant of a fire; a look too early would cost another.
@@ -42,7 +42,7 @@ STANDBY_INTERVAL = 0.25
 class Scheduler(Service):
     """Writes down what code declares and fires what is due, while ``leads`` says that this process leads.
 
-    Sleeps until the next fire, and looks at the table once a second, or every five while it is empty: one
+    Sleeps until the next fire, and looks at the table every two and a half seconds, or five while it is empty: one
     read-only statement. ``connection`` opens the session; a transaction pooler may be in between.
     """
 

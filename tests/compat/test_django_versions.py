@@ -38,7 +38,7 @@ def interpreter(version: str) -> Path | None:
 
 def environment(python: Path, release: str) -> Path:
     """The interpreter of a virtual environment with this Django release; made once."""
-    wanted = [f"django~={release}.0", "psycopg[binary]>=3.2", "cronsim>=2.6", "blake3>=1.0"]
+    wanted = [f"django~={release}.0", "psycopg[binary]>=3.2", "tzdata>=2024.1", "blake3>=1.0"]
     digest = hashlib.sha256(repr((str(python), wanted)).encode()).hexdigest()
     home = VENVS / f"django-{release}"
     stamp = home / "made-from"

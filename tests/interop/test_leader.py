@@ -10,17 +10,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
+from awa_django.conf import Settings
+from awa_django.planes.canonical import CanonicalPlane
+from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.worker.exit_codes import Exit
-from awa_django.worker.leader import LEADER_KEY
+from awa_django.worker.leader import LEADER_KEY, Leadership
 from tests import invariants, moves
 from tests.moves import Moving
+from tests.planes.conftest import world, world_database
+from tests.planes.world import World, job
 from tests.workers import PROBE_TABLE, ROOT, count, insert, labels, wait_until, worker
+
+__all__ = ["world", "world_database"]
 
 pytestmark = pytest.mark.worker
 
@@ -137,6 +145,62 @@ def test_when_the_real_leader_is_killed_ours_leads_and_serves_both_kinds(
                 assert ours_leads(connection)
             assert ours.stop() == Exit.OK
     assert holders(connection) == []
+    assert invariants.violated(connection) == []
+
+
+@pytest.mark.interop
+def test_leaders_of_both_kinds_that_take_turns_lose_no_job_and_count_none_twice(
+    world: World, world_database: str
+) -> None:
+    """Each turns the rings by its own policy, and promotes what the other has not (contract: invariants section 3)."""
+    settings = replace(Settings(), leader_election_interval=timedelta(milliseconds=50))
+    connection = world.connection
+
+    def finished() -> int:
+        with connection.transaction():
+            world.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            pruned = "SELECT coalesce(sum(pruned_completed_count), 0) FROM awa.queue_terminal_rollups"
+            return int(world.one(pruned) + world.one("SELECT count(*) FROM awa.terminal_jobs"))
+
+    def enqueue(count: int) -> int:
+        due = world.one("SELECT clock_timestamp() + interval '300 milliseconds'")
+        world.enqueue(
+            *[
+                job(tags=("t",) if number % 5 == 0 else (), run_at=due if number % 3 == 0 else None)
+                for number in range(count)
+            ]
+        )
+        return count
+
+    def all_finish() -> None:
+        wait_until(lambda: finished() >= done, what=f"{done} jobs")
+
+    done = 0
+    with contextlib.ExitStack() as running:
+        for _ in range(3):
+            ours = Leadership(
+                settings,
+                [QueueStoragePlane(), CanonicalPlane()],
+                connection=lambda: psycopg.connect(
+                    world_database, autocommit=True, application_name="awa_worker lead"
+                ),
+            )
+            ours.start()
+            running.callback(ours.stop)
+            assert ours.wait_until_leader(20)
+            theirs = contextlib.ExitStack()
+            running.push(theirs)
+            theirs.enter_context(awa_pg_worker(world_database))
+            done += enqueue(90)
+            all_finish()
+            assert ours_leads(connection)
+            ours.stop()
+            assert ours.join(20)
+            wait_until(lambda: theirs_leads(connection), what="the real worker leads")
+            done += enqueue(90)
+            all_finish()
+            theirs.close()
+    assert finished() == done
     assert invariants.violated(connection) == []
 
 

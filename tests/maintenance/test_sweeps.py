@@ -21,6 +21,7 @@ from awa_django.maintenance.retention import OrphanSweep
 from awa_django.maintenance.sweep import Sweeper
 from awa_django.outcomes import Terminal
 from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.settle import rescue_notices
 from awa_django.transitions import plan
 from tests.planes.world import World, job
 
@@ -352,3 +353,56 @@ def test_a_queue_may_keep_its_dead_letters_for_a_time_of_its_own(world: World, c
         if duty.name.startswith("cleanup of dead letters"):
             duty.run(context)
     assert world.rows("SELECT queue FROM awa.dlq_entries") == [{"queue": "q"}]
+
+
+def test_rows_go_a_second_after_their_time_and_a_queue_may_say_another(
+    world: World, context: Context
+) -> None:
+    """Check 9 of runtime/maintenance. Each row is named for what is to become of it."""
+    hour, own = timedelta(hours=1), timedelta(minutes=5)
+    settings = replace(
+        context.settings,
+        completed_retention=hour,
+        failed_retention=hour,
+        dlq_retention=hour,
+        queues={"own": QueueConfig("own", completed_retention=own, failed_retention=own, dlq_retention=own)},
+    )
+    for queue, limit in (("q", hour), ("own", own)):
+        for kind, age in (("goes", limit + timedelta(seconds=1)), ("stays", limit - timedelta(seconds=20))):
+            for state in ("completed", "failed", "cancelled"):
+                world.run(
+                    "INSERT INTO awa.jobs_hot (kind, queue, state, finalized_at) VALUES (%s, %s, %s, now() - %s)",
+                    kind, queue, state, age,
+                )  # fmt: skip
+            world.run(
+                "INSERT INTO awa.dlq_entries (job_id, kind, queue, priority, dlq_reason, dlq_at, original_run_lease)"
+                " VALUES (nextval('awa.job_id_seq'), %s, %s, 2, 'terminal_error', now() - %s, 1)",
+                kind, queue, age,
+            )  # fmt: skip
+    for duty in retention.duties(settings):
+        if duty.name.startswith("cleanup of"):
+            duty.run(replace(context, settings=settings))
+    for table, left in (("jobs_hot", 3), ("dlq_entries", 1)):
+        assert world.rows(f"SELECT kind, queue, count(*) FROM awa.{table} GROUP BY 1, 2 ORDER BY 2") == [
+            {"kind": "stays", "queue": "own", "count": left},
+            {"kind": "stays", "queue": "q", "count": left},
+        ]
+
+
+def test_an_exhausted_callback_is_told_of_as_failed_when_its_dead_letter_is_there(
+    world: World, context: Context
+) -> None:
+    """Check 8 of runtime/maintenance. One transaction ends the job and makes the dead letter, so none can be lost."""
+    told: list[tuple[str, str, str, int]] = []
+
+    def tell(kind: str, landed: Sequence[Landed]) -> None:
+        for notice in rescue_notices(kind, landed):
+            letters = world.one("SELECT count(*) FROM awa.dlq_entries WHERE dlq_reason = 'callback_timeout'")
+            told.append((notice.event, notice.reason, notice.job.state, letters))
+
+    settings = replace(context.settings, dlq_enabled=True)
+    (attempt,) = world.running(job(max_attempts=1))
+    world.lease(attempt, state="waiting_external", callback_in="-1 s")
+    duties = rescue.duties(settings, PLANE)
+    run(replace(context, settings=settings, rescued=tell), duties, "rescue of unanswered callbacks")
+    assert told == [("rescued", "expired_callback", "failed", 1)]

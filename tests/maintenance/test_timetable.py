@@ -14,11 +14,13 @@ import pytest
 
 from awa_django.conf import Settings
 from awa_django.maintenance import Context, Duty, Governor, Timetable, timetable
+from awa_django.maintenance.canonical import RECOUNT_SHARE, FullRecount
+from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.planes.queue_storage.rings import Look, Ring
 from tests.planes.world import World, job
 
-PLANES = (QueueStoragePlane(),)
+PLANES = (QueueStoragePlane(), CanonicalPlane())
 EMPTY = Ring(0, (0,) * 16)
 NOTHING = Look(datetime(2026, 1, 1, tzinfo=UTC), None, EMPTY, EMPTY, EMPTY, False)
 
@@ -118,7 +120,7 @@ def test_while_jobs_are_due_promotion_keeps_to_its_interval(scene: Scene) -> Non
     scene.seen = replace(NOTHING, due_in=-3.0)
     table = scene.timetable(scene.duty("promotion", 0.25, when=lambda seen: seen.due_in))
     scene.play(table, 1.1)
-    assert scene.times("promotion") == [0, 0.25, 0.5, 0.75, 1.0]
+    assert scene.times("promotion") == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_job_that_this_process_put_off_briefly_is_looked_for_in_time(scene: Scene) -> None:
@@ -128,6 +130,38 @@ def test_a_job_that_this_process_put_off_briefly_is_looked_for_in_time(scene: Sc
     assert table.wake.is_set()
     scene.play(table, 0.9)
     assert scene.looks == [0, 0.3]
+
+
+def wanted(seen: Look) -> set[str]:
+    """The watchful duties of a leader that make something of a look at once."""
+    duties = timetable(Settings(), PLANES).duties
+    return {duty.name for duty in duties if duty.when is not None and duty.when(seen) == 0}
+
+
+def test_nobody_looks_for_the_dead_where_nothing_was_written() -> None:
+    used = Ring(0, (8192, *(0,) * 15))
+    assert wanted(NOTHING) == set()
+    assert {name for name in wanted(replace(NOTHING, claim=used)) if "rescue" in name} == {
+        "rescue of stale receipts", "rescue past deadline",
+    }  # fmt: skip
+    assert {name for name in wanted(replace(NOTHING, lease=used)) if "rescue" in name} == {
+        "rescue of stale leases", "rescue past deadline", "rescue of unanswered callbacks",
+    }  # fmt: skip
+    assert wanted(replace(NOTHING, canonical=True)) == {
+        "rescue of stale leases (canonical)", "rescue past deadline (canonical)",
+        "rescue of unanswered callbacks (canonical)", "ageing of priorities", "recount of all queues",
+    }  # fmt: skip
+    assert wanted(replace(NOTHING, dirty=True)) == {"recount of touched queues"}
+    assert wanted(replace(NOTHING, operations=True)) == {"batch operations"}
+
+
+def test_a_slow_count_of_everything_is_taken_less_often(world: World, context: Context) -> None:
+    now = iter([10.0, 13.0, 13.0, 113.0, 500.0])
+    recount = FullRecount(lambda: next(now))
+    recount.run(context)
+    full = replace(NOTHING, canonical=True)
+    assert [recount.when(full) for _ in range(3)] == [3 / RECOUNT_SHARE, 200.0, 0.0]
+    assert recount.when(NOTHING) is None
 
 
 def test_a_slow_look_is_taken_less_often(scene: Scene) -> None:

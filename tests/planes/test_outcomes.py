@@ -134,23 +134,6 @@ def compare_success(
     assert rows.get("job_unique_claims") == wanted.get("job_unique_claims"), name
 
 
-@pytest.mark.parametrize("deadline", [0, 300])
-@pytest.mark.parametrize(
-    "outcome", [Completed(), Failed("x"), Snooze(1), Cancel(), RetryAfter(1), Terminal("x")]
-)
-def test_an_attempt_ends_once(awa_database: str, deadline: int, outcome: Outcome) -> None:
-    plane = QueueStoragePlane()
-    with psycopg.connect(awa_database, autocommit=True) as connection:
-        connection.execute("SELECT awa.insert_job_compat('k', 'out')")
-        (attempt,) = claimed(connection, timedelta(seconds=deadline))
-        first = settle(connection, plane, [plan(attempt, Completed())])
-        assert len(first.completed) + len(first.landed) == 1
-        second = settle(connection, plane, [plan(attempt, outcome)])
-        assert second.stale
-        assert not second.landed
-        assert not second.completed
-
-
 @pytest.fixture
 def settled_one(awa_database: str) -> Callable[..., dict[str, list[dict[str, Any]]]]:
     """Enqueue, claim and settle one job; returns the rows that belong to it."""
@@ -181,32 +164,3 @@ def test_a_final_failure_goes_to_the_dead_letters_where_the_queue_has_them(
     (closure,) = rows["lease_claim_closure_batches (item)"]
     assert closure["outcome"] == "dlq"
     assert "done_entries" not in rows
-
-
-def test_a_delay_keeps_its_fraction(awa_database: str) -> None:
-    with psycopg.connect(awa_database, autocommit=True) as connection:
-        connection.execute("SELECT awa.insert_job_compat('k', 'out')")
-        (attempt,) = claimed(connection, timedelta(0))
-        settle(connection, QueueStoragePlane(), [plan(attempt, RetryAfter(0.5))])
-        row = connection.execute("SELECT run_at - finalized_at FROM awa.deferred_jobs").fetchone()
-    assert row == (timedelta(seconds=0.5),)
-
-
-def test_a_retry_that_may_not_enter_its_state_ends_as_a_cancelled_duplicate(awa_database: str) -> None:
-    key, mask = b"k" * 16, "11001000"  # held while scheduled, available and retryable, not while running
-    insert = "SELECT awa.insert_job_compat('k', 'out', p_unique_key => %s, p_unique_states => %s::bit(8))"
-    with psycopg.connect(awa_database, autocommit=True) as connection:
-        connection.execute(insert, [key, mask])
-        (attempt,) = claimed(connection, timedelta(0))
-        connection.execute(insert, [key, mask])
-        settlement = settle(connection, QueueStoragePlane(), [plan(attempt, Failed("boom"))])
-        holder = connection.execute("SELECT job_id FROM awa.job_unique_claims").fetchone()
-    (landed,) = settlement.landed
-    assert landed.duplicate
-    assert landed.job.state == "cancelled"
-    assert [entry["error"] for entry in landed.job.errors] == [
-        "boom",
-        "rescued as duplicate: unique claim held by a newer job",
-    ]
-    assert holder is not None
-    assert holder[0] != attempt.job_id

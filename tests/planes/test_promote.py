@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +10,6 @@ import psycopg
 from awa_django.jobs import Landed
 from awa_django.outcomes import Failed
 from awa_django.planes.base import Due
-from awa_django.planes.queue_storage.promote import take_due
 from awa_django.states import JobState
 from awa_django.transitions import promote
 from tests.planes.world import World, ids, job
@@ -92,21 +90,6 @@ def test_waiting_workers_hear_of_promoted_jobs(world: World, world_database: str
         promoted(world)
         heard = list(listener.notifies(timeout=5, stop_after=1))
     assert [notification.channel for notification in heard] == ["awa:q"]
-
-
-def test_a_job_another_session_holds_is_passed_over(world: World, world_database: str) -> None:
-    world.enqueue(job(run_at=minutes_ago(world, 2)), job(run_at=minutes_ago(world, 1)))
-    first, second = deferred(world)
-    with psycopg.connect(world_database) as other:
-        other.execute("SELECT FROM awa.deferred_jobs WHERE job_id = %s FOR UPDATE", [first])
-        assert ids(world.within(lambda cursor: take_due(cursor, SCHEDULED))) == [second]
-
-
-def test_jobs_to_be_passed_over_stay(world: World) -> None:
-    world.enqueue(job(run_at=minutes_ago(world, 2)), job(run_at=minutes_ago(world, 1)))
-    first, second = deferred(world)
-    taken = world.within(lambda cursor: take_due(cursor, replace(SCHEDULED, passed_over=[first])))
-    assert ids(taken) == [second]
 
 
 def test_a_due_job_whose_key_a_newer_job_holds_ends_cancelled(world: World) -> None:

@@ -185,20 +185,6 @@ def test_a_lease_past_its_deadline_is_taken_once(world: World) -> None:
     assert world.one("SELECT outcome FROM awa.lease_claim_closures") == "rescue"
 
 
-def test_an_attempt_that_waits_for_a_callback_is_not_stale(world: World) -> None:
-    (attempt,) = world.running(job())
-    world.lease(attempt, state="waiting_external")
-    world.age()
-    assert all_rescued(world) == []
-
-
-def test_an_attempt_that_beats_is_left_alone(world: World) -> None:
-    alive, dead = world.running(job(), job())
-    world.age()
-    world.beat(alive)
-    assert all_rescued(world) == [dead.job_id]
-
-
 @pytest.mark.parametrize("deadline", [timedelta(0), timedelta(hours=1)], ids=["compact", "row"])
 @pytest.mark.parametrize("tags", [(), ("t",)], ids=["plain", "tagged"])
 def test_an_attempt_that_ended_is_not_rescued(
@@ -208,14 +194,6 @@ def test_an_attempt_that_ended_is_not_rescued(
     world.end([ended], Completed())
     world.age("30 minutes")
     assert all_rescued(world) == [open_one.job_id]
-
-
-def test_a_rescued_attempt_cannot_complete(world: World) -> None:
-    attempts = world.running(job())
-    world.age()
-    all_rescued(world)
-    settlement = world.end(attempts)
-    assert (len(settlement.stale), list(settlement.completed), list(settlement.landed)) == (1, [], [])
 
 
 def test_an_attempt_that_somebody_is_just_ending_is_left_to_them(world: World, world_database: str) -> None:
@@ -311,15 +289,6 @@ def test_receipts_of_all_slots_are_looked_at(world: World) -> None:
     assert sorted(all_rescued(world)) == [attempt.job_id for attempt in attempts]
 
 
-def test_attempts_to_be_passed_over_stay(world: World) -> None:
-    first, second = world.running(job(), job())
-    world.age()
-    taken = world.within(
-        lambda cursor: take_quiet_receipts(cursor, replace(STALE, passed_over=[first.job_id]))
-    )
-    assert ids(taken) == [second.job_id]
-
-
 @pytest.mark.parametrize("deadline", [timedelta(0), timedelta(hours=1)], ids=["compact", "row"])
 def test_an_attempt_whose_callback_never_came_is_taken(world: World, deadline: timedelta) -> None:
     late, early = world.running(job(), job(), deadline=deadline)
@@ -331,12 +300,6 @@ def test_an_attempt_whose_callback_never_came_is_taken(world: World, deadline: t
     closed = "lease_claim_closures" if deadline else "lease_claim_closure_batches"
     assert world.one(f"SELECT outcome FROM awa.{closed}") == "rescue"
     assert world.one("SELECT job_id FROM awa.leases") == early.job_id
-    assert all_rescued(world) == []
-
-
-def test_a_callback_that_is_not_waited_for_yet_has_no_time_limit(world: World) -> None:
-    (attempt,) = world.running(job())
-    world.lease(attempt, callback_in="-1 minute")
     assert all_rescued(world) == []
 
 

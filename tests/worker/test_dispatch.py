@@ -80,6 +80,8 @@ class FakePlane(QueueStoragePlane):
         self.asked: list[int] = []
         self.called = threading.Event()
 
+    claims_may_miss = True
+
     def claim(self, cursor: Any, queue: str, limit: int, **options: Any) -> Claimed:
         self.asked.append(limit)
         answer = self.answers.pop(0) if self.answers else []

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -222,6 +223,19 @@ def test_reports_come_at_the_start_at_every_interval_on_demand_and_at_the_end(
     assert service.join(PATIENCE)
     (row,) = world.rows("SELECT shutting_down, healthy, snapshot_interval_ms FROM awa.runtime_instances")
     assert row == {"shutting_down": True, "healthy": False, "snapshot_interval_ms": 100}
+
+
+def test_a_worker_that_was_just_starting_up_is_not_called_unwell_for_long(
+    world: World, reporter: Callable[..., Reporter]
+) -> None:
+    """Its second report does not wait for the interval of ten seconds."""
+    asked = iter([replace(WELL, maintenance_alive=False), WELL])
+    began = time.monotonic()
+    service = reporter(lambda: next(asked, WELL))
+    assert service.instance.settings.snapshot_interval == timedelta(seconds=10)
+    wait_for(lambda: world.rows("SELECT FROM awa.runtime_instances WHERE NOT healthy"), every=0.01)
+    wait_for(lambda: world.rows("SELECT FROM awa.runtime_instances WHERE healthy"))
+    assert time.monotonic() - began < 8
 
 
 def test_a_report_can_be_asked_for(world: World, reporter: Callable[..., Reporter]) -> None:

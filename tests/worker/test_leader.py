@@ -16,11 +16,17 @@ import psycopg
 import pytest
 
 from awa_django.conf import Settings
+from awa_django.jobs import Landed
 from awa_django.maintenance import Context, Duty
+from awa_django.outcomes import Rescued
+from awa_django.planes.base import Stale
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
+from awa_django.transitions import land_one
 from awa_django.worker.leader import LEADER_KEY, Leadership
+from awa_django.worker.process import Worker
 from awa_django.worker.scheduler import Scheduler
+from awa_django.worker.storage import resolve_storage
 from tests.planes.world import World, job, use_canonical_tables
 
 Connecting = Callable[[str], Callable[[], psycopg.Connection[Any]]]
@@ -144,7 +150,7 @@ def test_a_leader_does_its_duties_and_tells_of_rescues(
     leadership(rescued=lambda kind, landed: told.append(kind))
     wait_for(lambda: told)
     assert told == ["heartbeat"]
-    assert world.one("SELECT state::text FROM awa.deferred_jobs") == "retryable"
+    assert world.rows("SELECT FROM awa.deferred_jobs WHERE state = 'retryable'")
     wait_for(lambda: world.claim())
 
 
@@ -191,6 +197,44 @@ def test_while_canonical_jobs_are_left_a_leader_promotes_them_too(
     leader = leadership(planes=[QueueStoragePlane(), CanonicalPlane()])
     assert leader.wait_until_leader(PATIENCE)
     wait_for(lambda: world.rows("SELECT FROM awa.jobs_hot WHERE state = 'available'"))
+
+
+def test_maintenance_is_alive_while_both_of_its_threads_are(world: World) -> None:
+    """contract: runtime/shutdown-health section 3; whether it leads or stands by does not matter."""
+    storage = resolve_storage(world.connection, "auto")
+    process = Worker(Settings(), [])
+    process._build(storage)
+    assert process.leader is not None
+    assert process.scheduler is not None
+    answers = []
+    for leader, scheduler in ((True, True), (True, False), (False, True)):
+        process.leader.alive, process.scheduler.alive = leader, scheduler
+        answers.append(process._numbers().maintenance_alive)
+    assert answers == [True, False, False]
+    assert not process._numbers().leader
+    follower = Worker(Settings(), [], lead=False)
+    follower._build(storage)
+    assert follower._numbers().maintenance_alive
+
+
+def test_attempts_of_this_process_are_told_to_stop_unless_they_waited_for_an_answer(world: World) -> None:
+    """Only those of its own storage: ids mean other jobs in the other (contract: runtime/maintenance section 3)."""
+    (attempt,) = world.running(job())
+    world.age()
+    (taken,) = world.within(
+        lambda cursor: world.plane.take(cursor, Stale(timedelta(seconds=90), receipts=True))
+    )
+    landing = land_one(taken, Rescued("gone"))
+    elsewhere = landing.replace(taken=replace(taken, canonical=True))
+    process = Worker(Settings(), [])
+    process._build(resolve_storage(world.connection, "auto"))
+    told: list[tuple[int, int]] = []
+    process.runtime.cancel = lambda job_id, run_lease: told.append((job_id, run_lease))  # type: ignore[method-assign]
+    process._rescued("callback_timeout", [Landed(landing, taken.run_at)])
+    process._rescued("heartbeat", [Landed(elsewhere, taken.run_at)])
+    assert told == []
+    process._rescued("heartbeat", [Landed(landing, taken.run_at)])
+    assert told == [(attempt.job_id, attempt.run_lease)]
 
 
 @pytest.mark.parametrize("storage", ["queue storage", "canonical"])

@@ -11,7 +11,7 @@ from datetime import timedelta
 from awa_django.planes.base import Cursor
 from awa_django.sql import statement
 
-__all__ = ["age_priorities", "expire_finished", "next_due", "recount_all", "recount_marked"]
+__all__ = ["age_priorities", "expire_finished", "recount_all", "recount_marked"]
 
 
 def age_priorities(cursor: Cursor, interval: timedelta, limit: int = 1000) -> int:
@@ -64,10 +64,3 @@ def expire_finished(
         },
     )
     return cursor.rowcount
-
-
-def next_due(cursor: Cursor) -> float | None:
-    """Seconds until the next deferred job is due, negative when it is overdue; None when there is none."""
-    cursor.execute(statement("canonical/upkeep", "next_due"))
-    row = cursor.fetchone()
-    return None if row is None else row[0]

@@ -42,6 +42,7 @@ class QueueStoragePlane(Plane):
     """Jobs in append-only rings; see :class:`~awa_django.planes.base.Plane` for what each method promises."""
 
     name = "queue_storage"
+    claims_may_miss = True
 
     def enqueue(self, cursor: Cursor, jobs: Sequence[JobInsert]) -> int:
         from awa_django.planes.queue_storage.enqueue import enqueue

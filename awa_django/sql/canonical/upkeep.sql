@@ -74,14 +74,3 @@ WHERE id = ANY (ARRAY(
     LIMIT %(limit)s
 ))
 RETURNING id;
-
--- name: next_due
--- Seconds until the next deferred job is due, negative for one that is overdue.
--- rows:  one, NULL when nothing is deferred
--- locks: none
-SELECT extract(
-    epoch FROM least(
-        (SELECT run_at FROM awa.scheduled_jobs WHERE state = 'scheduled' ORDER BY run_at LIMIT 1),
-        (SELECT run_at FROM awa.scheduled_jobs WHERE state = 'retryable' ORDER BY run_at LIMIT 1)
-    ) - now()
-)::double precision;

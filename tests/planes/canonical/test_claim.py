@@ -14,8 +14,7 @@ from awa_django.outcomes import Failed
 from awa_django.planes.base import Claimed
 from awa_django.sql import statement
 from awa_django.unreadable import Unreadable
-from tests.planes.canonical.rows import all_rows, claims, row_of, states
-from tests.planes.outcome_cases import promote_due
+from tests.planes.canonical.rows import all_rows, row_of, states
 from tests.planes.world import NO_DEADLINE, World, job
 
 #: Masks of a job that holds its key while it runs but not while it waits, and the other way round.
@@ -64,30 +63,11 @@ def test_no_deadline_is_none(canonical: World) -> None:
     assert row_of(canonical, attempt.job_id)["deadline_at"] is None
 
 
-def test_what_an_earlier_attempt_left_is_there(canonical: World) -> None:
-    (attempt,) = canonical.running(job(metadata={"m": 1}))
-    canonical.end([attempt], Failed("ValueError: no"), progress={"percent": 5})
-    canonical.run("UPDATE awa.scheduled_jobs SET run_at = now()")
-    assert promote_due(canonical) == 1
-    (again,) = canonical.claim()
-    assert (again.attempt, again.run_lease) == (2, 2)
-    assert again.job.progress == {"percent": 5}
-    assert [entry["error"] for entry in again.job.errors] == ["ValueError: no"]
-
-
 def test_jobs_come_by_priority_then_time_then_id(canonical: World) -> None:
     canonical.enqueue(*[job(priority=priority) for priority in (3, 1, 2, 1, 1)])
     ids = [row["id"] for row in all_rows(canonical)]
     canonical.run("UPDATE awa.jobs_hot SET run_at = run_at - interval '1 minute' WHERE id = %s", ids[4])
     assert [attempt.job_id for attempt in canonical.claim()] == [ids[4], ids[1], ids[3], ids[2], ids[0]]
-
-
-def test_no_more_than_asked_for_and_only_of_this_queue(canonical: World) -> None:
-    canonical.enqueue(*[job() for _ in range(5)], job(queue="other"))
-    assert len(canonical.claim(limit=2)) == 2
-    assert len(canonical.claim(limit=50)) == 3
-    assert canonical.claim() == []
-    assert states(canonical) == ["running"] * 5 + ["available"]
 
 
 def test_what_is_not_due_or_not_available_stays(canonical: World) -> None:
@@ -114,14 +94,6 @@ def test_a_backlog_is_what_is_due_and_not_paused_also_while_somebody_holds_it(
     assert not backlog()
 
 
-def test_a_paused_queue_gives_nothing_until_it_goes_on(canonical: World) -> None:
-    canonical.enqueue(job())
-    canonical.run("INSERT INTO awa.queue_meta (queue, paused) VALUES ('q', true), ('other', false)")
-    assert canonical.claim() == []
-    canonical.run("UPDATE awa.queue_meta SET paused = false")
-    assert len(canonical.claim()) == 1
-
-
 def test_two_claimers_never_get_the_same_job_nor_wait(canonical: World, world_database: str) -> None:
     canonical.enqueue(*[job() for _ in range(6)])
     with psycopg.connect(world_database) as other, other.cursor() as cursor:
@@ -132,52 +104,6 @@ def test_two_claimers_never_get_the_same_job_nor_wait(canonical: World, world_da
             row["id"] for row in all_rows(canonical)
         }
         assert len(second) == 2
-
-
-@pytest.mark.parametrize(
-    ("mask", "before", "after"),
-    [(WAITING_ONLY, 1, 0), (RUNNING_ONLY, 0, 1), ("11111000", 1, 1), ("00000000", 0, 0)],
-)
-def test_unique_keys_follow_into_the_running_state(
-    canonical: World, mask: str, before: int, after: int
-) -> None:
-    canonical.enqueue(job(unique_key=KEY, unique_states=mask))
-    assert len(claims(canonical)) == before
-    (attempt,) = canonical.claim()
-    assert attempt.unique_states == mask
-    assert claims(canonical) == ({KEY: attempt.job_id} if after else {})
-
-
-def test_of_two_jobs_that_may_not_run_together_the_second_is_cancelled(canonical: World) -> None:
-    """DEC-18: it keeps nobody else from being claimed."""
-    canonical.enqueue(
-        job(unique_key=KEY, unique_states=RUNNING_ONLY),
-        job(unique_key=KEY, unique_states=RUNNING_ONLY),
-        job(),
-    )
-    first, second, third = [row["id"] for row in all_rows(canonical)]
-    got = claimed(canonical)
-    assert [item.job_id for item in got.attempts] == [first, third]
-    assert [item.job_id for item in got.refused] == [second]
-    assert states(canonical) == ["running", "available", "running"]
-    refuse(canonical, got.refused)
-    row = row_of(canonical, second)
-    assert (row["state"], row["attempt"], row["run_lease"]) == ("cancelled", 0, 0)
-    (entry,) = row["errors"]
-    assert entry["error"] == "rescued as duplicate: unique claim held by a newer job"
-    assert "terminal" not in entry
-    assert claims(canonical) == {KEY: first}
-    assert canonical.claim() == []
-
-
-def test_a_refused_job_that_would_hold_its_key_as_cancelled_ends_without_it(canonical: World) -> None:
-    mask = "00100010"
-    canonical.enqueue(job(unique_key=KEY, unique_states=mask), job(unique_key=KEY, unique_states=mask))
-    got = claimed(canonical)
-    refuse(canonical, got.refused)
-    row = row_of(canonical, got.refused[0].job_id)
-    assert (row["state"], row["unique_key"], row["unique_states"]) == ("cancelled", None, None)
-    assert claims(canonical) == {KEY: got.attempts[0].job_id}
 
 
 def test_a_refused_job_that_somebody_has_taken_up_meanwhile_goes_on(canonical: World) -> None:

@@ -16,7 +16,6 @@ from awa_django.outcomes import (
     CallbackFailed,
     CallbackRetried,
     Failed,
-    OperatorCancel,
     OperatorRetry,
     Terminal,
 )
@@ -54,22 +53,6 @@ def one_in_each_state(world: World) -> dict[str, int]:
     found = {row["state"]: row["id"] for row in all_rows(world)}
     assert found.keys() == {state.value for state in JobState}
     return found
-
-
-def test_jobs_are_taken_by_id_only_in_the_states_that_were_asked_for(canonical: World) -> None:
-    found = one_in_each_state(canonical)
-    for state in JobState:
-        taken = canonical.within(
-            lambda cursor, state=state: canonical.plane.take(cursor, Ids(found.values(), [state]))
-        )
-        assert [(item.job_id, item.state) for item in taken] == [(found[state.value], state)]
-        assert taken[0].canonical
-    nothing = canonical.within(lambda cursor: canonical.plane.take(cursor, Ids([10**9], list(JobState))))
-    assert nothing == []
-    dead = canonical.within(
-        lambda cursor: canonical.plane.take(cursor, Ids(found.values(), list(JobState), dead=True))
-    )
-    assert dead == [], "there are no dead letters here"
 
 
 @pytest.mark.parametrize("state", UNFINISHED)
@@ -161,17 +144,6 @@ def test_a_job_that_is_never_due_can_be_cancelled(canonical: World) -> None:
     assert row_of(canonical, job_id)["state"] == "cancelled"
 
 
-def test_a_job_that_is_dropped_leaves_nothing(canonical: World) -> None:
-    found = one_in_each_state(canonical)
-    assert len(claims(canonical)) == 6
-
-    def drop(cursor: Cursor) -> None:
-        canonical.plane.drop(cursor, canonical.plane.take(cursor, Ids(found.values(), list(JobState))))
-
-    canonical.within(drop)
-    assert (all_rows(canonical), claims(canonical)) == ([], {})
-
-
 def test_a_job_that_changes_tables_meanwhile_is_found_all_the_same(
     canonical: World, world_database: str
 ) -> None:
@@ -197,16 +169,6 @@ def test_a_job_that_changes_tables_meanwhile_is_found_all_the_same(
     assert [(item.job_id, item.state) for item in taken] == [(row["id"], JobState.AVAILABLE)]
 
 
-def test_a_retry_of_a_job_whose_key_is_held_is_reported_as_a_duplicate(canonical: World) -> None:
-    mask: dict[str, Any] = {"unique_key": KEY, "unique_states": "11111000"}
-    (attempt,) = canonical.running(job(**mask))
-    canonical.end([attempt], Terminal("no"))
-    canonical.enqueue(job(**mask))
-    (landed,) = act(canonical, [attempt.job_id], lambda taken: land_one(taken, OperatorRetry()))
-    assert landed.duplicate
-    assert states(canonical) == ["cancelled", "available"]
-
-
 def test_a_job_may_go_on_without_its_key(canonical: World) -> None:
     mask: dict[str, Any] = {"unique_key": KEY, "unique_states": "11111000"}
     (attempt,) = canonical.running(job(**mask))
@@ -221,16 +183,6 @@ def test_a_job_may_go_on_without_its_key(canonical: World) -> None:
     row = row_of(canonical, attempt.job_id)
     assert (row["state"], row["unique_key"], row["unique_states"]) == ("available", None, None)
     assert claims(canonical) == {KEY: newer}
-
-
-def test_a_key_that_one_job_of_a_batch_gives_up_is_free_for_another(canonical: World) -> None:
-    canonical.enqueue(
-        job(unique_key=KEY, unique_states="01000000"), job(unique_key=KEY, unique_states="00000010")
-    )
-    first, second = [row["id"] for row in all_rows(canonical)]
-    landed = act(canonical, [first, second], lambda taken: land_one(taken, OperatorCancel()))
-    assert not any(item.duplicate for item in landed)
-    assert claims(canonical) == {KEY: second}
 
 
 def test_what_an_outside_system_ends_has_neither_clock_nor_callback(canonical: World) -> None:

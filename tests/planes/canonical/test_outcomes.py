@@ -104,39 +104,6 @@ def test_the_matrix_holds(
     assert canonical.one("SELECT count(*) FROM awa.dlq_entries") == 0
 
 
-def test_delays_keep_fractions_of_a_second(canonical: World) -> None:
-    """DEC-1: other clients cut them off here."""
-    for outcome, base in ((RetryAfter(0.25), "finalized_at"), (Snooze(1.75), "attempted_at")):
-        (attempt,) = canonical.running(job())
-        canonical.end([attempt], outcome)
-        row = row_of(canonical, attempt.job_id)
-        waited = (row["run_at"] - row[base]).total_seconds()
-        if isinstance(outcome, RetryAfter):
-            assert waited == 0.25
-        else:
-            assert 1.75 <= waited < 5
-
-
-def test_a_retry_after_is_not_bounded_by_the_attempts(canonical: World) -> None:
-    """DEC-3."""
-    (attempt,) = canonical.running(job(max_attempts=1))
-    canonical.end([attempt], RetryAfter(10))
-    assert row_of(canonical, attempt.job_id)["state"] == "retryable"
-
-
-@pytest.mark.parametrize("attempts", [43, 44, 45, 60, 1000])
-def test_the_backoff_of_late_attempts_is_a_day(canonical: World, attempts: int) -> None:
-    """DEC-15: the function of other clients' schemas fails or goes negative from attempt 43 on."""
-    canonical.enqueue(job(max_attempts=1000))
-    canonical.run("UPDATE awa.jobs_hot SET attempt = %s", attempts - 1)
-    (attempt,) = canonical.claim()
-    settlement = canonical.end([attempt._replace(max_attempts=1001)], Failed("ValueError: no"))
-    row = row_of(canonical, attempt.job_id)
-    assert (row["state"], row["attempt"]) == ("retryable", attempts)
-    assert row["run_at"] - row["finalized_at"] == timedelta(days=1)
-    assert settlement.landed[0].run_at == row["run_at"]
-
-
 def test_an_attempt_beyond_the_end_of_its_type_can_be_claimed_and_ended(canonical: World) -> None:
     canonical.enqueue(job(), job())
     canonical.run("UPDATE awa.jobs_hot SET attempt = 32767 WHERE id = (SELECT min(id) FROM awa.jobs_hot)")
@@ -147,66 +114,6 @@ def test_an_attempt_beyond_the_end_of_its_type_can_be_claimed_and_ended(canonica
 
 
 LATE: list[Outcome] = [Completed(), RetryAfter(1), Snooze(1), Cancel(), Terminal("no"), Failed("no")]
-
-
-@pytest.mark.parametrize("outcome", LATE, ids=lambda outcome: type(outcome).__name__)
-@pytest.mark.parametrize("moved_on", ["rescued", "claimed again", "cancelled", "deleted"])
-def test_an_attempt_that_has_moved_on_leaves_no_trace(
-    canonical: World, outcome: Outcome, moved_on: str
-) -> None:
-    (attempt,) = canonical.running(job())
-    match moved_on:
-        case "rescued":
-            canonical.end([attempt], Failed("somebody else"))
-        case "claimed again":
-            canonical.run("UPDATE awa.jobs_hot SET run_lease = 2, attempt = 2")
-        case "cancelled":
-            canonical.run("UPDATE awa.jobs_hot SET state = 'cancelled', finalized_at = now()")
-        case "deleted":
-            canonical.run("DELETE FROM awa.jobs_hot")
-    query = "SELECT * FROM awa.jobs_hot UNION ALL SELECT * FROM awa.scheduled_jobs"
-    before = canonical.rows(query)
-    settlement = canonical.end([attempt], outcome, progress=HALF)
-    assert [item.attempt for item in settlement.stale] == [attempt]
-    assert [*settlement.completed, *settlement.landed] == []
-    assert canonical.rows(query) == before
-
-
-def test_of_two_attempts_of_one_job_in_one_batch_only_the_current_one_counts(canonical: World) -> None:
-    (current,) = canonical.running(job())
-    canonical.run("UPDATE awa.jobs_hot SET run_lease = 2")
-    old, current = current, current._replace(run_lease=2)
-    settlement = canonical.end([old, current])
-    assert [item.attempt for item in settlement.completed] == [current]
-    assert [item.attempt for item in settlement.stale] == [old]
-    assert states(canonical) == ["completed"]
-
-
-def test_a_batch_of_everything_is_written_at_once_and_answers_for_each(canonical: World) -> None:
-    outcomes: list[Outcome] = [Completed(), Failed("no"), Completed(), Cancel(), Snooze(3), Terminal("no")]
-    attempts = canonical.running(*[job() for _ in outcomes])
-    gone = attempts[2]
-    canonical.run("UPDATE awa.jobs_hot SET run_lease = 9 WHERE id = %s", gone.job_id)
-    transitions = [plan(attempt, outcome) for attempt, outcome in zip(attempts, outcomes, strict=True)]
-    settlement = settle(canonical.connection, canonical.plane, transitions)
-    assert [item.attempt for item in settlement.completed] == [attempts[0]]
-    assert [item.attempt for item in settlement.stale] == [gone]
-    assert len(settlement.landed) == 4
-    for landed, transition in zip(settlement.landed, settlement.transitions, strict=True):
-        assert landed.landing.taken.pair == transition.pair
-        assert landed.landing.state is transition.rule.state
-    assert states(canonical) == ["completed", "retryable", "running", "cancelled", "scheduled", "failed"]
-    assert settlement.finalized_at == row_of(canonical, attempts[0].job_id)["finalized_at"]
-
-
-def test_metadata_that_a_success_brings_is_merged_and_read_back(canonical: World) -> None:
-    (attempt,) = canonical.running(job(metadata={"a": 1}))
-    transition = plan(attempt, Completed(), metadata={"b": 2})
-    settlement = settle(canonical.connection, canonical.plane, [transition])
-    (landed,) = settlement.landed
-    row = row_of(canonical, attempt.job_id)
-    assert row["metadata"] == landed.job.metadata == {"a": 1, "b": 2}
-    assert row["state"] == "completed"
 
 
 def test_errors_are_added_to_those_that_are_there(canonical: World) -> None:
@@ -249,13 +156,6 @@ def test_what_no_object_is_does_not_keep_a_job_from_ending(canonical: World) -> 
         assert not canonical.end([attempt], outcome).stale
     assert states(canonical) == ["failed", "retryable", "completed"]
     assert [row_of(canonical, attempt.job_id)["metadata"] for attempt in attempts[:2]] == [{}, {}]
-
-
-def test_progress_of_the_handler_replaces_what_was_stored(canonical: World) -> None:
-    (attempt,) = canonical.running(job())
-    canonical.beat(attempt, {"percent": 5})
-    canonical.end([attempt], Failed("no"), progress={"percent": 6})
-    assert row_of(canonical, attempt.job_id)["progress"] == {"percent": 6}
 
 
 def test_a_callback_survives_a_snooze_and_no_end(canonical: World) -> None:

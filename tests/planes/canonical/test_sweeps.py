@@ -130,14 +130,6 @@ def test_a_callback_that_never_came_ends_the_last_attempt_only(
         assert 2.0 <= (row["run_at"] - row["finalized_at"]).total_seconds() <= 2.5
 
 
-def test_who_shows_signs_of_life_is_left_alone(canonical: World) -> None:
-    quiet, alive, waiting = canonical.running(job(), job(), job(), deadline=timedelta(hours=1))
-    canonical.age()
-    canonical.beat(alive)
-    park(canonical, waiting.job_id)
-    assert [item.landing.taken.job_id for _, item in rescue(canonical)] == [quiet.job_id]
-
-
 def test_there_are_no_receipts_to_look_at(canonical: World) -> None:
     canonical.running(job())
     canonical.age()

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-import pytest
 
 from awa_django.outcomes import Failed, Terminal
 from awa_django.planes.canonical import upkeep
@@ -130,17 +129,3 @@ def test_the_key_of_a_finished_job_is_free_when_the_job_is_gone(canonical: World
     canonical.run("UPDATE awa.jobs_hot SET finalized_at = now() - interval '1 hour'")
     assert expire(canonical, completed=MINUTE) == 1
     assert claims(canonical) == {}
-
-
-@pytest.mark.parametrize("state", ["scheduled", "retryable"])
-def test_the_leader_knows_when_the_next_job_is_due(canonical: World, state: str) -> None:
-    assert canonical.within(upkeep.next_due) is None
-    canonical.enqueue(job(), job(run_at=datetime(2999, 1, 1, tzinfo=UTC)))
-    canonical.run("UPDATE awa.scheduled_jobs SET state = %s, run_at = now() + interval '90 seconds'", state)
-    due = canonical.within(upkeep.next_due)
-    assert due is not None
-    assert 60 < due <= 90
-    canonical.run("UPDATE awa.scheduled_jobs SET run_at = now() - interval '90 seconds'")
-    overdue = canonical.within(upkeep.next_due)
-    assert overdue is not None
-    assert overdue <= -90

@@ -122,7 +122,7 @@ class AnyWorld(World):
     def check(self) -> None:
         """Fail where queue storage's invariants do not hold."""
         if not self.is_canonical:
-            assert invariants.violated(self.connection, small=True) == []
+            assert invariants.violated(self.connection) == []
 
     # -- what can be seen --------------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ HELD_BACK_SECONDS = 0.05
 #: Where the lanes say so the next look follows after this, doubling, up to the polling interval; give or take a half,
 #: so that several claimers do not keep meeting.
 LOOK_AGAIN_SECONDS = 0.001
+#: After so many looks, a quarter of a second, a queue counts as empty all the same: its last positions may never have
+#: been committed.
+LOOKS_AT_NOTHING = 8
 #: A claim cursor is moved by the next claim, or by itself when none has come for this long.
 ADVANCE_SECONDS = 0.005
 #: Other loops hold the claimer slots although something waits: the next look follows after this, doubling up to the
@@ -298,13 +301,14 @@ class Dispatcher(Service):
         """Seconds until the next look after a claim that found nothing."""
         poll = self._poll_seconds()
         pause: float = LOOK_AGAIN_SECONDS * 2**self._looks * random.uniform(0.5, 1.5)
+        backlog = False
         if self._plane.claims_may_miss and pause < poll:
             with psycopg.Cursor(connection) as cursor:
                 backlog = self._plane.has_backlog(cursor, self.config.name)
             self._looks += backlog
-            poll = pause if backlog else poll
-        self.empty.set()
-        return poll
+        if not backlog or self._looks > LOOKS_AT_NOTHING:
+            self.empty.set()
+        return pause if backlog else poll
 
     def _pause_without_slot(self) -> float:
         """Seconds until the next look where no claimer slot was to be had, or nothing waits that would need one."""

@@ -113,9 +113,6 @@ def test_an_attempt_beyond_the_end_of_its_type_can_be_claimed_and_ended(canonica
     assert states(canonical) == ["completed", "completed"]
 
 
-LATE: list[Outcome] = [Completed(), RetryAfter(1), Snooze(1), Cancel(), Terminal("no"), Failed("no")]
-
-
 def test_errors_are_added_to_those_that_are_there(canonical: World) -> None:
     canonical.enqueue(job())
     canonical.run("UPDATE awa.jobs_hot SET errors = ARRAY['{\"error\": \"x\"}', '7', 'null']::jsonb[]")

@@ -190,15 +190,20 @@ WITH named AS MATERIALIZED (
         %(lane_seqs)s::bigint[]
     ) AS position (ready_slot, queue, priority, enqueue_shard, lane_seq)
 ),
+lanes AS MATERIALIZED (    -- a cursor is asked once for each lane, and not for each row that is looked at
+    SELECT
+        head.queue, head.priority, head.enqueue_shard,
+        CASE WHEN head.seq_name IS NULL THEN 0 ELSE awa.sequence_next_value(head.seq_name) END AS cursor
+    FROM awa.queue_claim_heads AS head
+    WHERE (head.queue, head.priority, head.enqueue_shard)
+        IN (SELECT queue, priority, enqueue_shard FROM named)
+),
 unspent AS MATERIALIZED (
     SELECT DISTINCT ON (ready.job_id) ready.*
     FROM awa.ready_entries AS ready
     JOIN named USING (ready_slot, queue, priority, enqueue_shard, lane_seq)
-    JOIN awa.queue_claim_heads AS head USING (queue, priority, enqueue_shard)
-    WHERE CASE
-            WHEN head.seq_name IS NULL THEN true
-            ELSE ready.lane_seq >= awa.sequence_next_value(head.seq_name)
-        END
+    JOIN lanes USING (queue, priority, enqueue_shard)
+    WHERE ready.lane_seq >= lanes.cursor
         AND NOT EXISTS (
             SELECT FROM awa.ready_tombstones AS tombstone
             WHERE tombstone.ready_slot = ready.ready_slot

@@ -265,7 +265,10 @@ class Plane(ABC):
 
     @abstractmethod
     def standings(self, cursor: Cursor, job_ids: Sequence[int]) -> dict[int, Standing]:
-        """Where these jobs are now; a job that is gone is absent. Of several attempts the last."""
+        """Where these jobs are now, by their last trace; a job without any is absent.
+
+        Of a job that was dropped a trace may be left, so whoever acts on the answer asks a guard as well.
+        """
 
     @abstractmethod
     def register_callback(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry import trace
@@ -29,6 +29,10 @@ from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.states import JobState
 from awa_django.transitions import land_one, plan
+from awa_django.worker.attendant import Attendant
+from awa_django.worker.context import JobContext
+from awa_django.worker.dispatcher import Dispatcher
+from awa_django.worker.flights import Flight
 from tests.observed import Observed
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -772,3 +776,12 @@ def test_the_page_shows_every_field_of_a_log_record(observed: Observed) -> None:
         fields = telemetry.log_fields(attempt(), "completed")
     shown = {name for cell in table("Logs") for name in re.split(r"`, `", cell)}
     assert set(fields) <= shown
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [({"awa:traceparent": "00-a-b-01"}, "00-a-b-01"), ({}, None), ({"awa:traceparent": 7}, None)],
+)
+def test_a_handler_can_ask_for_the_trace_of_its_job(metadata: dict[str, Any], expected: str | None) -> None:
+    flight = Flight(attempt(payload={"metadata": metadata}), cast(Dispatcher, None))
+    assert JobContext(flight, cast(Attendant, None)).traceparent == expected

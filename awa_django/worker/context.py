@@ -79,6 +79,12 @@ class JobContext:
             self._logger = JobLogger(self._flight.attempt)
         return self._logger
 
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that the job was enqueued in, as W3C ``traceparent``, or None."""
+        value = self._flight.attempt.metadata.get("awa:traceparent")
+        return value if isinstance(value, str) else None
+
     def is_cancelled(self) -> bool:
         """Whether somebody wants this attempt to stop: an operator, a rescue, or the worker's own shutdown."""
         return self._flight.cancelled

@@ -135,6 +135,11 @@ class Dispatcher(Service):
         self._full = False
         #: Whether the last look found nothing to claim.
         self.empty = threading.Event()
+        #: How often somebody asked whether the queue is empty, and what the look in progress began with: one that
+        #: began before the question is no answer to it.
+        self._asked = 0
+        self._looking_for = 0
+        self._asking = threading.Lock()
 
     def wake(self) -> None:
         """Look for jobs now: some were announced."""
@@ -148,6 +153,18 @@ class Dispatcher(Service):
     def release(self) -> None:
         """Free the permit of an attempt whose handler's outcome is known."""
         self._permits.release()
+
+    def ask_whether_empty(self) -> None:
+        """Have :attr:`empty` answered anew, by a look that begins after this."""
+        with self._asking:
+            self._asked += 1
+            self.empty.clear()
+        self.wake()
+
+    def _found_empty(self) -> None:
+        with self._asking:
+            if self._looking_for == self._asked:
+                self.empty.set()
 
     def stop(self) -> None:
         super().stop()
@@ -189,12 +206,13 @@ class Dispatcher(Service):
     def _drain(self, connection: psycopg.Connection[Any]) -> float:
         """Claim until nothing is left to claim; returns the seconds until the next look."""
         while not self.stopping.is_set():
+            self._looking_for = self._asked
             if self._held_back():
                 # Outcomes pile up faster than they are stored; claiming more would only add to them.
                 return HELD_BACK_SECONDS
             most = min(self._permits.most, self.config.claim_batch_size)
             if most == 0:
-                self.empty.set()
+                self._found_empty()
                 return self._poll_seconds()
             if self._bucket is not None and (most := self._bucket.take(most)) == 0:
                 self._permits.rest()
@@ -307,14 +325,14 @@ class Dispatcher(Service):
                 backlog = self._plane.has_backlog(cursor, self.config.name)
             self._looks += backlog
         if not backlog or self._looks > LOOKS_AT_NOTHING:
-            self.empty.set()
+            self._found_empty()
         return pause if backlog else poll
 
     def _pause_without_slot(self) -> float:
         """Seconds until the next look where no claimer slot was to be had, or nothing waits that would need one."""
         poll = self._poll_seconds()
         if self._claimer is None or self._claimer.backlog == 0:
-            self.empty.set()
+            self._found_empty()
             return poll
         self.empty.clear()
         pause: float = min(REFUSED_SECONDS * 2 ** min(self._looks, 16), REFUSED_LONGEST_SECONDS)

@@ -389,8 +389,7 @@ class Runtime:
                 if not self._due_within(ahead):
                     # Something may have been promoted between the two looks: look once more.
                     for dispatcher in self.dispatchers.values():
-                        dispatcher.empty.clear()
-                        dispatcher.wake()
+                        dispatcher.ask_whether_empty()
                     if self._wait_claimed_out(stop):
                         return True
                 elif not stop.wait(IDLE_LOOK_SECONDS):

@@ -405,7 +405,7 @@ def test_a_pause_under_load_stops_claims_until_the_queue_is_resumed(awa_database
             assert late == 0
             connection.execute("UPDATE awa.queue_meta SET paused = false")
             wait_until(lambda: len(runs(connection)) == 360)
-            assert {runs(connection)[job_id] for job_id in jobs} == {2}
+            wait_until(lambda: {runs(connection)[job_id] for job_id in jobs} == {2})
     invariants.assert_all_hold(awa_database)
 
 

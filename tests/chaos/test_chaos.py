@@ -21,7 +21,7 @@ from tests.settings import database as settings_of
 from tests.worker.test_restart import Cluster
 from tests.workers import count
 
-SECONDS = float(os.environ.get("AWA_CHAOS_SECONDS", "8"))
+SECONDS = float(os.environ.get("AWA_CHAOS_SECONDS", "5"))
 SEED = int(os.environ.get("AWA_CHAOS_SEED", "0")) or random.randrange(1, 10**6)
 ALIAS = "chaos"
 

@@ -37,9 +37,9 @@ from awa_django.db import job_cursor, postgres
 from awa_django.encoding import encode
 from awa_django.enqueue import queue_alias
 from awa_django.errors import CallbackNotFound, InvalidJob
-from awa_django.jobs import Callback, Job, JsonValue, Landed, Landing
+from awa_django.jobs import Callback, Job, JsonValue, Landed, Landing, Taken
 from awa_django.outcomes import CallbackFailed, CallbackRetried, Completed, Outcome
-from awa_django.planes.base import Answered, Cursor, Pending, Plane
+from awa_django.planes.base import Answered, Cursor, Plane
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.planes.unique import conflict
@@ -274,6 +274,7 @@ def resolve(
 
     def work(cursor: Cursor) -> Resolution:
         plane, pending = _found(cursor, callback_id, run_lease, _EITHER)
+        assert pending.callback is not None  # it was found by it
         decision = decide(expressions_of(pending.callback), answer, default, job_id=pending.job_id)
         match decision:
             case Complete(result):
@@ -317,7 +318,7 @@ def _found(
     callback_id: CallbackId,
     run_lease: int | None,
     states: Collection[JobState],
-) -> tuple[Plane, Pending]:
+) -> tuple[Plane, Taken]:
     """The attempt that a token may answer, locked, and the plane it is on; raises ``CallbackNotFound``."""
     token = callback_uuid(callback_id)
     for plane in _PLANES:
@@ -331,8 +332,9 @@ def _found(
     )
 
 
-def _land(cursor: Cursor, plane: Plane, pending: Pending, outcome: Outcome, using: str | None) -> Job:
+def _land(cursor: Cursor, plane: Plane, pending: Taken, outcome: Outcome, using: str | None) -> Job:
     """End a found attempt, with its follow-ups, and tell after the commit."""
+    assert pending.callback is not None
     token = pending.callback.id
     assert token is not None
     guard = Answered(token, pending.run_lease, closes=RULES[type(outcome)].closes)
@@ -346,9 +348,8 @@ def _land(cursor: Cursor, plane: Plane, pending: Pending, outcome: Outcome, usin
     return landed[0].job
 
 
-def _as_it_lies(pending: Pending, state: JobState) -> Job:
+def _as_it_lies(taken: Taken, state: JobState) -> Job:
     """The job of a found attempt that stays where it is, in this state now."""
-    taken = pending.taken
     landing = Landing(taken, state, taken.attempt, taken.errors, taken.metadata, taken.progress)
     return Landed(landing, taken.run_at).job
 

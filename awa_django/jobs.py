@@ -25,6 +25,7 @@ __all__ = [
     "Landing",
     "Taken",
     "join_payload",
+    "payload_parts",
 ]
 
 JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
@@ -89,6 +90,20 @@ def join_payload(
     if progress is not None:
         payload["progress"] = progress
     return payload or None
+
+
+def payload_parts(
+    payload: Any,
+) -> tuple[Mapping[str, Any], tuple[str, ...], tuple[Mapping[str, Any], ...], Any]:
+    """Metadata, tags, errors and progress of a stored payload; a part of a shape that no contract knows is absent."""
+    stored = payload if isinstance(payload, dict) else {}
+    metadata, tags, errors = stored.get("metadata"), stored.get("tags"), stored.get("errors")
+    return (
+        metadata if isinstance(metadata, dict) else {},
+        tuple(tags) if isinstance(tags, list) else (),
+        tuple(errors) if isinstance(errors, list) else (),
+        stored.get("progress"),
+    )
 
 
 class Attempt(NamedTuple):

@@ -43,7 +43,6 @@ __all__ = [
     "Standing",
     "Transition",
     "duplicate_of",
-    "error_text",
     "instead",
     "land",
     "land_one",
@@ -194,11 +193,6 @@ def plan(
         left_state,
         duration,
     )
-
-
-def error_text(outcome: Outcome) -> str:
-    """What the error entry of an outcome says; empty for one that records none."""
-    return _error_text(outcome) or ""
 
 
 def error_entry(text: str, attempt: int, at: datetime, *, terminal: bool) -> dict[str, Any]:

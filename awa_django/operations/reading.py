@@ -14,12 +14,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from awa_django.errors import JobNotFound
-from awa_django.jobs import Callback, Job
+from awa_django.jobs import Callback, Job, payload_parts
 from awa_django.operations.desk import Desk, desk
 from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, Plane
 from awa_django.planes.queue_storage.read import read_jobs
-from awa_django.planes.records import DeadLetter, JobRecord, PlaneName, payload_parts
+from awa_django.planes.records import DeadLetter, JobRecord, PlaneName
 from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.unreadable import Unreadable

@@ -32,7 +32,6 @@ __all__ = [
     "Ids",
     "Leases",
     "PastDeadline",
-    "Pending",
     "Plane",
     "Settlement",
     "Stale",
@@ -164,19 +163,6 @@ class Beat:
     progress: JsonValue = None
 
 
-class Pending(NamedTuple):
-    """An attempt that may be answered, locked: which one, the expressions that judge the answer, and the job.
-
-    ``taken`` is the job as it lies there; nothing has been taken from its place.
-    """
-
-    job_id: int
-    run_lease: int
-    state: JobState
-    callback: Callback
-    taken: Taken
-
-
 class Plane(ABC):
     """One storage engine. Methods run in the caller's transaction and never commit."""
 
@@ -299,15 +285,18 @@ class Plane(ABC):
     @abstractmethod
     def find_callback(
         self, cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
-    ) -> Pending | None:
-        """The attempt that this token may answer, locked to the end of the transaction; None if there is none."""
+    ) -> Taken | None:
+        """The job of the attempt that this token may answer, with its callback; None if there is none.
+
+        Nothing is taken from its place; it is locked to the end of the transaction.
+        """
 
     @abstractmethod
-    def resume(self, cursor: Cursor, pending: Pending, payload: JsonValue) -> None:
+    def resume(self, cursor: Cursor, pending: Taken, payload: JsonValue) -> None:
         """Have a found attempt run on with this payload; its heartbeat is renewed and its token dead."""
 
     @abstractmethod
-    def extend_callback(self, cursor: Cursor, pending: Pending, timeout: timedelta) -> None:
+    def extend_callback(self, cursor: Cursor, pending: Taken, timeout: timedelta) -> None:
         """Give a found, waiting attempt this much time from now."""
 
     @abstractmethod

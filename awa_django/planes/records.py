@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from awa_django.jobs import Callback, Job
 from awa_django.states import JobState
 from awa_django.unreadable import Unreadable
 
-__all__ = ["DeadLetter", "JobRecord", "PlaneName", "payload_parts"]
+__all__ = ["DeadLetter", "JobRecord", "PlaneName"]
 
 PlaneName = Literal["queue_storage", "canonical"]
 
@@ -68,17 +67,3 @@ class JobRecord:
     def can_move(self) -> bool:
         """Whether its queue and priority may change now."""
         return self.dead_letter is None and self.job.state in (JobState.AVAILABLE, JobState.SCHEDULED)
-
-
-def payload_parts(
-    payload: Any,
-) -> tuple[Mapping[str, Any], tuple[str, ...], tuple[Mapping[str, Any], ...], Any]:
-    """Metadata, tags, errors and progress of a stored payload; a part of a shape that no contract knows is absent."""
-    stored = payload if isinstance(payload, dict) else {}
-    metadata, tags, errors = stored.get("metadata"), stored.get("tags"), stored.get("errors")
-    return (
-        metadata if isinstance(metadata, dict) else {},
-        tuple(tags) if isinstance(tags, list) else (),
-        tuple(errors) if isinstance(errors, list) else (),
-        stored.get("progress"),
-    )

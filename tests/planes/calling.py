@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from awa_django.jobs import Attempt, Callback, Job, Landed
+from awa_django.jobs import Attempt, Callback, Job, Landed, Taken
 from awa_django.outcomes import (
     Outcome,
     WaitForCallback,
 )
-from awa_django.planes.base import Answered, Cursor, Pending, Settlement
+from awa_django.planes.base import Answered, Cursor, Settlement
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.sql import statement
@@ -75,7 +75,7 @@ def parked(world: World, **fields: Any) -> tuple[Attempt, UUID]:
 
 def pending(
     world: World, token: UUID, run_lease: int | None = None, states: tuple[JobState, ...] = EITHER
-) -> Pending | None:
+) -> Taken | None:
     return world.within(lambda cursor: world.plane.find_callback(cursor, token, run_lease, states))
 
 

@@ -19,7 +19,6 @@ from awa_django.planes.base import (
     Ids,
     Leases,
     PastDeadline,
-    Pending,
     Plane,
     Settlement,
     Stale,
@@ -123,13 +122,13 @@ class CanonicalPlane(Plane):
 
     def find_callback(
         self, cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
-    ) -> Pending | None:
+    ) -> Taken | None:
         return callbacks.find(cursor, callback_id, run_lease, states)
 
-    def resume(self, cursor: Cursor, pending: Pending, payload: JsonValue) -> None:
+    def resume(self, cursor: Cursor, pending: Taken, payload: JsonValue) -> None:
         callbacks.resume(cursor, pending, payload)
 
-    def extend_callback(self, cursor: Cursor, pending: Pending, timeout: timedelta) -> None:
+    def extend_callback(self, cursor: Cursor, pending: Taken, timeout: timedelta) -> None:
         callbacks.extend(cursor, pending, timeout)
 
     def heartbeat(self, cursor: Cursor, beats: Sequence[Beat]) -> set[tuple[int, int]]:

@@ -16,7 +16,7 @@ from awa_django.errors import UniqueConflict
 from awa_django.jobs import Attempt, Callback, JsonValue, Landed, Taken
 from awa_django.planes import unique
 from awa_django.planes.arrays import dump_json, ints, jsons
-from awa_django.planes.base import Answered, Cursor, Pending, send
+from awa_django.planes.base import Answered, Cursor, send
 from awa_django.planes.canonical.place import place
 from awa_django.planes.canonical.take import pairs, taken_row
 from awa_django.sql import statement
@@ -153,30 +153,32 @@ def standings(cursor: Cursor, job_ids: Sequence[int]) -> dict[int, Standing]:
 
 def find(
     cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
-) -> Pending | None:
+) -> Taken | None:
     """The attempt that this token may answer; locks its row, waiting for it."""
-    job = _answered(cursor, callback_id, run_lease, states)
-    if job is None or job.callback is None:
-        return None
-    return Pending(job.job_id, job.run_lease, job.state, job.callback, job)
+    cursor.execute(_named("hold_callback"), {"callback_id": callback_id})
+    for row in cursor.fetchall():
+        job = taken_row(row)
+        if job.state in states and run_lease in (None, job.run_lease):
+            return job
+    return None
 
 
 def take_answered(cursor: Cursor, guard: Answered) -> list[Taken]:
     """The attempt that this token may answer, in whichever of the states it is; locks its row."""
-    job = _answered(cursor, guard.callback_id, guard.run_lease, guard.states)
+    job = find(cursor, guard.callback_id, guard.run_lease, guard.states)
     return [] if job is None else [job]
 
 
-def resume(cursor: Cursor, pending: Pending, payload: JsonValue) -> None:
+def resume(cursor: Cursor, pending: Taken, payload: JsonValue) -> None:
     """Have a found attempt run on with this payload, JSON null included.
 
     Raises ``UniqueConflict`` if a newer job took its unique key while it waited.
     """
-    _enter(cursor, pending.taken, JobState.RUNNING)
+    _enter(cursor, pending, JobState.RUNNING)
     send(cursor, _named("resume"), {"job_id": pending.job_id, "payload": dump_json(payload)})
 
 
-def extend(cursor: Cursor, pending: Pending, timeout: timedelta) -> None:
+def extend(cursor: Cursor, pending: Taken, timeout: timedelta) -> None:
     """Give a found attempt this much time from the database's now."""
     send(cursor, _named("extend"), {"job_id": pending.job_id, "timeout": timeout})
 
@@ -202,17 +204,6 @@ def _held_with(cursor: Cursor, attempt: Attempt, callback_id: UUID, state: JobSt
     """The attempt, locked, if it has this token and is in this state."""
     for job in _hold(cursor, [attempt]):
         if job.callback is not None and job.callback.id == callback_id and job.state is state:
-            return job
-    return None
-
-
-def _answered(
-    cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
-) -> Taken | None:
-    cursor.execute(_named("hold_callback"), {"callback_id": callback_id})
-    for row in cursor.fetchall():
-        job = taken_row(row)
-        if job.state in states and run_lease in (None, job.run_lease):
             return job
     return None
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from awa_django.errors import UniqueConflict
 from awa_django.jobs import Attempt, Callback, JsonValue, Landed, Landing, Taken
 from awa_django.planes.arrays import dump_json, ints, jsons
-from awa_django.planes.base import Answered, Cursor, Pending, send
+from awa_django.planes.base import Answered, Cursor, send
 from awa_django.planes.queue_storage.place import follow_unique_claims, place
 from awa_django.planes.queue_storage.take import Receipt, coordinates, lock_attempts, take_leases, taken_row
 from awa_django.planes.unique import conflict
@@ -191,12 +191,13 @@ def standings(cursor: Cursor, job_ids: Sequence[int]) -> dict[int, Standing]:
 
 def find(
     cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
-) -> Pending | None:
+) -> Taken | None:
     """The attempt that this token may answer. Locks its key, waiting for it, then its lease."""
-    job = _answered(cursor, callback_id, run_lease, states)
-    if job is None or job.callback is None:
+    cursor.execute(_named("attempt_of_callback"), {"callback_id": callback_id})
+    row = cursor.fetchone()
+    if row is None or (run_lease is not None and row[1] != run_lease):
         return None
-    return Pending(job.job_id, job.run_lease, job.state, job.callback, job)
+    return _held_with(cursor, (row[0], row[1]), callback_id, states)
 
 
 def take_answered(cursor: Cursor, guard: Answered) -> list[Taken]:
@@ -204,7 +205,7 @@ def take_answered(cursor: Cursor, guard: Answered) -> list[Taken]:
 
     Locks its key, its lease, then its evidence for key share.
     """
-    job = _answered(cursor, guard.callback_id, guard.run_lease, guard.states)
+    job = find(cursor, guard.callback_id, guard.run_lease, guard.states)
     if job is None:
         return []
     pair = _one(job.pair)
@@ -217,19 +218,19 @@ def take_answered(cursor: Cursor, guard: Answered) -> list[Taken]:
     return take_leases(cursor, [receipt or Receipt(*job.pair)], [guard.closes])
 
 
-def resume(cursor: Cursor, pending: Pending, payload: JsonValue) -> None:
+def resume(cursor: Cursor, pending: Taken, payload: JsonValue) -> None:
     """Have a found attempt run on with this payload, JSON null included.
 
     Raises ``UniqueConflict`` if a newer job took its unique key while it waited.
     """
-    _follow_key(cursor, pending.taken, JobState.RUNNING)
-    values = {**_one(pending.taken.pair), "payload": dump_json(payload)}
+    _follow_key(cursor, pending, JobState.RUNNING)
+    values = {**_one(pending.pair), "payload": dump_json(payload)}
     send(cursor, _named("resume"), values)
 
 
-def extend(cursor: Cursor, pending: Pending, timeout: timedelta) -> None:
+def extend(cursor: Cursor, pending: Taken, timeout: timedelta) -> None:
     """Give a found attempt this much time from the database's now."""
-    send(cursor, _named("extend"), {**_one(pending.taken.pair), "timeout": timeout})
+    send(cursor, _named("extend"), {**_one(pending.pair), "timeout": timeout})
 
 
 # -- one statement each --------------------------------------------------------------------------------------------
@@ -278,17 +279,6 @@ def _held_with(cursor: Cursor, pair: Pair, callback_id: UUID, states: Collection
         if job.callback is not None and job.callback.id == callback_id and job.state in states:
             return job
     return None
-
-
-def _answered(
-    cursor: Cursor, callback_id: UUID, run_lease: int | None, states: Collection[JobState]
-) -> Taken | None:
-    """The lease with this token, locked, if it is as it must be; it is found before it is locked."""
-    cursor.execute(_named("attempt_of_callback"), {"callback_id": callback_id})
-    row = cursor.fetchone()
-    if row is None or (run_lease is not None and row[1] != run_lease):
-        return None
-    return _held_with(cursor, (row[0], row[1]), callback_id, states)
 
 
 def _park(cursor: Cursor, pairs: Sequence[Pair], progress: Sequence[JsonValue]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from awa_django.jobs import Attempt
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Claimed, Cursor, Leases
-from awa_django.planes.queue_storage.arrays import ints
 from awa_django.planes.queue_storage.place import place
 from awa_django.planes.queue_storage.take import take_attempts
 from awa_django.sql import statement

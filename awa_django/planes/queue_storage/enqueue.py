@@ -19,8 +19,8 @@ from awa_django.encoding import dump_json
 from awa_django.errors import UniqueConflict
 from awa_django.jobs import JobInsert, Landing, claims, join_payload
 from awa_django.partitions import shard_of
+from awa_django.planes.arrays import ints, jsons
 from awa_django.planes.base import Cursor
-from awa_django.planes.queue_storage.arrays import ints, jsons
 from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.validation import warn_of_size

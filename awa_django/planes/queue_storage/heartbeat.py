@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from awa_django.planes.arrays import jsons
 from awa_django.planes.base import Beat, Cursor
-from awa_django.planes.queue_storage.arrays import jsons
 from awa_django.planes.queue_storage.take import coordinates, lock_attempts
 from awa_django.sql import statement
 

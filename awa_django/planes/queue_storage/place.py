@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from awa_django.jobs import Landed, Landing, Taken, join_payload
+from awa_django.planes.arrays import ints, jsons
 from awa_django.planes.base import Cursor, send
-from awa_django.planes.queue_storage.arrays import ints, jsons
 from awa_django.planes.queue_storage.enqueue import Lane, insert_ready, register_lanes
 from awa_django.planes.unique import acquire, release
 from awa_django.sql import statement

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from awa_django.jobs import Taken
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, Due
-from awa_django.planes.queue_storage.arrays import ints
 from awa_django.planes.queue_storage.take import taken_row
 from awa_django.sql import statement
 

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from awa_django.jobs import CALLBACK_RESULT_KEY, Callback, Job
+from awa_django.jobs import CALLBACK_RESULT_KEY, Callback, Job, payload_parts
 from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor
-from awa_django.planes.records import DeadLetter, JobRecord, payload_parts
+from awa_django.planes.records import DeadLetter, JobRecord
 from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.unreadable import Unreadable

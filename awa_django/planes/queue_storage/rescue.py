@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from awa_django.jobs import Taken
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, PastDeadline, Stale, Unanswered
-from awa_django.planes.queue_storage.arrays import ints
 from awa_django.planes.queue_storage.take import Receipt, take_leases, take_receipts
 from awa_django.sql import statement
 

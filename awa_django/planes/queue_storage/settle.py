@@ -8,8 +8,8 @@ from typing import Any
 
 from awa_django.jobs import Attempt
 from awa_django.outcomes import Completed
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, Leases, Settlement, send
-from awa_django.planes.queue_storage.arrays import ints
 from awa_django.planes.queue_storage.place import place
 from awa_django.planes.queue_storage.take import lock_attempts, take_attempts
 from awa_django.sql import statement

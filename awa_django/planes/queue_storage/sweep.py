@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor
-from awa_django.planes.queue_storage.arrays import ints
 from awa_django.sql import statement
 
 __all__ = ["Claim", "ClaimPage", "claims_page", "forget_idle_states", "release_orphans"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from awa_django.jobs import Taken
+from awa_django.jobs import Taken, payload_parts
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, Leases, send
-from awa_django.planes.queue_storage.arrays import ints
 from awa_django.sql import statement
 from awa_django.states import JobState
 
@@ -33,8 +33,7 @@ def taken_row(row: Sequence[Any]) -> Taken:
         created_at, unique_key, unique_states, payload, progress, taken_at,
         ready_slot, ready_generation, enqueue_shard, lane_seq,
     ) = row  # fmt: skip
-    stored = payload if isinstance(payload, dict) else {}
-    metadata, tags, errors = stored.get("metadata"), stored.get("tags"), stored.get("errors")
+    metadata, tags, errors, stored_progress = payload_parts(payload)
     return Taken(
         job_id=job_id,
         run_lease=run_lease,
@@ -50,10 +49,10 @@ def taken_row(row: Sequence[Any]) -> Taken:
         created_at=created_at,
         unique_key=unique_key,
         unique_states=unique_states,
-        metadata=metadata if isinstance(metadata, dict) else {},
-        tags=tuple(tags) if isinstance(tags, list) else (),
-        errors=tuple(errors) if isinstance(errors, list) else (),
-        progress=progress if progress is not None else stored.get("progress"),
+        metadata=metadata,
+        tags=tags,
+        errors=errors,
+        progress=progress if progress is not None else stored_progress,
         taken_at=taken_at,
         ready_slot=ready_slot,
         ready_generation=ready_generation,

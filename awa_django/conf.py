@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from functools import cache
@@ -22,8 +22,10 @@ from django.core.signals import setting_changed
 
 from awa_django.errors import ConfigurationError
 from awa_django.queue_names import queue_name_fault
+from awa_django.signatures import SECRET_BYTES, parse_secret
 
 __all__ = [
+    "REDACTED_NAMES",
     "TRANSITION_ROLES",
     "QueueConfig",
     "RateLimit",
@@ -35,6 +37,22 @@ __all__ = [
 
 #: What a worker may be for while a fleet moves from one storage to the other.
 TRANSITION_ROLES = ("auto", "canonical_drain", "queue_storage_target")
+
+
+#: Keys that look secret, wherever they stand.
+REDACTED_NAMES = (
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "token",
+    "authorization",
+    "api_key",
+    "apikey",
+    "private_key",
+    "credential",
+    "cookie",
+)
 
 
 def _seconds(value: float) -> timedelta:
@@ -146,6 +164,22 @@ class Settings:
     settle_batch_size: int = 512
     #: Whether jobs carry the trace of whoever enqueues them; it makes them dearer to complete.
     trace_capture: bool = False
+    #: Secrets that outside systems sign their callbacks with, 32 bytes each; the first also signs what we send.
+    callback_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    #: Whether callbacks are taken without a signature while there is no secret.
+    callback_unsigned: bool = False
+    #: Whether the admin, ``manage.py awa`` and the callback receiver refuse every change.
+    read_only: bool = False
+    #: Whether the admin's pages are registered with the default site.
+    admin: bool = True
+    #: Longest statement of an admin page.
+    admin_statement_timeout: timedelta = timedelta(seconds=5)
+    #: Keys whose values nobody is shown, at any depth and in any case; a part of a key is enough.
+    redacted_names: tuple[str, ...] = REDACTED_NAMES
+    #: A function, or its dotted path, that says what may be shown of a value: ``(kind, part, value) -> value``.
+    redact: str | Callable[[str, str, Any], Any] | None = None
+    #: ``HOST:PORT`` where a worker answers ``/healthz`` and ``/readyz``.
+    health_addr: str | None = None
 
     def queue(self, name: str) -> QueueConfig:
         """The configuration of one queue; defaults for a queue that no setting names."""
@@ -268,15 +302,56 @@ def _text(path: str, value: object) -> str:
     return value
 
 
+#: What the lists of words are lists of.
+_LISTED = {"autodiscover": "module names", "redacted_names": "parts of keys"}
+
+
+def _secrets(path: str, value: object) -> tuple[bytes, ...]:
+    """Secrets as configuration holds them. What is wrong with one is said without repeating it."""
+    if not isinstance(value, list | tuple):
+        raise _Fault(path, f"a list of secrets is needed, not {type(value).__name__}")
+    secrets = []
+    for number, given in enumerate(value):
+        if isinstance(given, str):
+            try:
+                given = parse_secret(given, name=f"{path}[{number}]")
+            except ConfigurationError as error:
+                raise _Fault(*str(error).split(": ", 1)) from None
+        if not isinstance(given, bytes) or len(given) != SECRET_BYTES:
+            size = f" of {len(given)}" if isinstance(given, bytes) else ""
+            raise _Fault(
+                f"{path}[{number}]",
+                f"{SECRET_BYTES} bytes, or their {2 * SECRET_BYTES} hex digits, are needed, "
+                f"not {type(given).__name__}{size}",
+            )
+        secrets.append(given)
+    return tuple(secrets)
+
+
+def _address(path: str, value: object) -> str:
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise _Fault(path, f"'HOST:PORT' is needed, such as '0.0.0.0:8080', not {value!r}")
+    return f"{host}:{port}"
+
+
 def _value(path: str, key: str, value: object) -> object:
     """One setting or queue option, checked by its name or by the type of its default."""
     match key:
         case "queues":
             return _queues(path, value)
-        case "autodiscover":
+        case "autodiscover" | "redacted_names":
             if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-                raise _Fault(path, f"a list of module names is needed, not {value!r}")
+                raise _Fault(path, f"a list of {_LISTED[key]} is needed, not {value!r}")
             return tuple(value)
+        case "callback_secrets":
+            return _secrets(path, value)
+        case "redact":
+            if value is not None and not callable(value) and not (isinstance(value, str) and "." in value):
+                raise _Fault(path, f"a function or its dotted path is needed, not {value!r}")
+            return value
+        case "health_addr" if value is not None:
+            return _address(path, value)
         case "unknown_kind":
             if value not in ("defer", "fail"):
                 raise _Fault(path, f"'defer' or 'fail' is needed, not {value!r}")
@@ -289,7 +364,7 @@ def _value(path: str, key: str, value: object) -> object:
             return value
         case "rate_limit":
             return _rate_limit(path, value)
-        case "dlq_enabled" | "global_max_workers" if value is None:
+        case "dlq_enabled" | "global_max_workers" | "health_addr" if value is None:
             return None
         case "global_max_workers":
             return _count(path, value, 1)

@@ -23,6 +23,7 @@ from awa_django.models.attempts import (
     LeaseClaimClosureBatch,
     ReceiptCompletionBatch,
     ReceiptCompletionTombstone,
+    WaitingCallback,
 )
 from awa_django.models.canonical import (
     Job,
@@ -131,5 +132,6 @@ __all__ = [
     "StorageTransitionState",
     "TerminalJob",
     "UniqueClaim",
+    "WaitingCallback",
     "table",
 ]

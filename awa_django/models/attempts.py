@@ -43,6 +43,15 @@ class Lease(SlotModel, LaneModel):
         verbose_name_plural = _("leases")
 
 
+class WaitingCallback(Lease):
+    """A lease, as what it is to an operator who looks for answers that have not come."""
+
+    class Meta(ReadModel.Meta):
+        proxy = True
+        verbose_name = _("callback")
+        verbose_name_plural = _("callbacks")
+
+
 class AttemptState(ReadModel):
     """What a running attempt changes: heartbeat, progress, callback. Most short jobs have none."""
 

@@ -53,7 +53,9 @@ class Job(_CanonicalJob):
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
         permissions = [
+            ("view_job_payload", _("Can see arguments, metadata, errors and progress of jobs")),
             ("retry_job", _("Can retry jobs")),
+            ("run_job_now", _("Can make jobs due that wait for their time")),
             ("cancel_job", _("Can cancel jobs")),
             ("change_job_priority", _("Can change the priority of jobs")),
             ("move_job", _("Can move jobs to another queue")),

@@ -71,6 +71,7 @@ class CronJob(ReadModel):
         permissions = [
             ("pause_cronjob", _("Can pause and resume schedules")),
             ("trigger_cronjob", _("Can trigger schedules")),
+            ("delete_cronjob", _("Can delete schedules")),
         ]
 
 

@@ -55,6 +55,7 @@ from awa_django.operations.verbs import (
     retry,
     retry_dead,
     retry_failed,
+    run_now,
     set_priority,
 )
 
@@ -99,6 +100,7 @@ __all__ = [
     "retry",
     "retry_dead",
     "retry_failed",
+    "run_now",
     "set_enqueue_shards",
     "set_priority",
     "state_counts",

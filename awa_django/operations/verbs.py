@@ -41,12 +41,13 @@ from awa_django.planes.base import Plane
 from awa_django.planes.records import PlaneName
 from awa_django.sql import statement
 from awa_django.states import JobState
-from awa_django.transitions import land_one
+from awa_django.transitions import land_one, promote
 from awa_django.uniqueness import canonical_json, unique_key
 from awa_django.validation import checked_priority, checked_queue, checked_run_at
 
 __all__ = [
     "CANCEL",
+    "RUN_NOW",
     "Selection",
     "cancel",
     "cancel_by_unique_key",
@@ -58,6 +59,7 @@ __all__ = [
     "retry",
     "retry_dead",
     "retry_failed",
+    "run_now",
     "set_priority",
 ]
 
@@ -84,6 +86,7 @@ def _dropped(taken: Taken) -> None:
 
 _RETRY = Verb(_again, _RETRYABLE, closes="rescue")
 CANCEL = Verb(_cancelled, _LIVE, yields_key=True, notifies=True)
+RUN_NOW = Verb(promote, frozenset({JobState.SCHEDULED, JobState.RETRYABLE}))
 _DISCARD = Verb(_dropped, _FAILED, dead=True)
 _PURGE = Verb(_dropped, dead=True)
 
@@ -189,6 +192,13 @@ def cancel(
     handler returns is ignored. Its progress stays. No error is recorded.
     """
     return _apply(CANCEL, jobs, using=using, plane=plane, allow_all=allow_all)
+
+
+def run_now(
+    jobs: Selection, *, using: str | None = None, plane: PlaneName | None = None, allow_all: bool = False
+) -> Changed:
+    """Make scheduled and retryable jobs available at once. Attempts, errors, metadata and progress stay."""
+    return _apply(RUN_NOW, jobs, using=using, plane=plane, allow_all=allow_all)
 
 
 def cancel_by_unique_key(

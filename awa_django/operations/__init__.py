@@ -21,6 +21,7 @@ from awa_django.operations.batch import (
     submit_batch,
 )
 from awa_django.operations.change import Changed, Reason, Skipped
+from awa_django.operations.desk import one_look
 from awa_django.operations.queues import (
     Counts,
     Descriptor,
@@ -90,6 +91,7 @@ __all__ = [
     "list_jobs",
     "load_job",
     "move_queue",
+    "one_look",
     "pause",
     "preview_batch",
     "purge_batches",

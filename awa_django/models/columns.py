@@ -179,4 +179,4 @@ class Named(ReadModel):
         abstract = True
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.pk}"  # type: ignore[attr-defined]
+        return f"{self.kind} {self.pk}".strip()  # type: ignore[attr-defined]

@@ -64,26 +64,30 @@ class Skipped:
     unique_key: bytes | None = None
     kind: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def why(self) -> str:
+        """What keeps it from changing."""
         match self.reason:
             case Reason.MISSING:
-                said = "there is no such job; finished ones are forgotten in time"
+                return "there is no such job; finished ones are forgotten in time"
             case Reason.WRONG_STATE:
-                said = f"it is {self.state}"
+                return f"it is {self.state}"
             case Reason.DEAD_LETTERED:
-                said = "it is a dead letter; retry or purge it as one"
+                return "it is a dead letter; retry or purge it as one"
             case Reason.NOT_DEAD_LETTERED:
-                said = f"it is {self.state} and no dead letter"
+                return f"it is {self.state} and no dead letter"
             case Reason.UNCHANGED:
-                said = "there is nothing to change"
+                return "there is nothing to change"
             case Reason.NOT_MEANT:
-                said = "it is not what was asked for any more"
+                return "it is not what was asked for any more"
             case Reason.UNIQUE_CONFLICT:
                 holder = "another job" if self.holder_id is None else f"job {self.holder_id}"
-                said = f"{holder} holds its unique key"
+                return f"{holder} holds its unique key"
             case Reason.NO_DEAD_LETTERS:
-                said = f"it is {self.state} in the canonical tables, which have no dead letters"
-        return f"job {self.job_id}: {said}"
+                return f"it is {self.state} in the canonical tables, which have no dead letters"
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,137 @@
+"""What an operator can do from the admin, as data.
+
+An :class:`Action` names its permissions, asks its question, and runs. One view (:mod:`awa_django.admin.frame`) serves
+them all: it shows the confirmation, checks the permissions, writes the log entry, and says what changed, what did not,
+and why. (contract: api/web_ui section 3, api/security section 4)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest
+from django.utils.functional import Promise
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from awa_django.operations import BatchChange, Changed, JobFilter
+
+__all__ = ["Action", "Answer", "Call", "Offer", "Text"]
+
+Text = str | Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request for an action: by whom, on what, and how.
+
+    ``keys`` are the primary keys that were chosen; ``filter`` is set where all that match are meant. ``values`` is what
+    the action's form says.
+    """
+
+    request: HttpRequest
+    keys: Sequence[str] = ()
+    filter: JobFilter | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def by(self) -> str:
+        """The name that goes on record."""
+        return self.request.user.get_username()
+
+    @property
+    def key(self) -> str:
+        """The only key."""
+        (key,) = self.keys
+        return key
+
+    @property
+    def ids(self) -> list[int]:
+        """The keys as job ids; what is no number names no job and is left out."""
+        return [int(key) for key in self.keys if key.isascii() and key.isdecimal() and len(key) < 20]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an action did: how many changed, and for what reasons how many did not.
+
+    ``text`` is said instead where counts say little; ``goes_to`` is the page to show next.
+    """
+
+    changed: int = 1
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    text: str = ""
+    goes_to: str | None = None
+
+    @classmethod
+    def of(cls, changed: Changed) -> Answer:
+        """What became of jobs."""
+        return cls(changed.count, Counter(item.why for item in changed.skipped))
+
+    def sentence(self, action: Action) -> str:
+        """What is told to the operator and written to the log."""
+        if self.text:
+            return self.text
+        parts = []
+        if self.changed or not self.skipped:
+            one, many = action.noun
+            noun = one if self.changed == 1 else many
+            parts.append(f"{self.changed:,} {noun} {action.done}.")
+        total = sum(self.skipped.values())
+        if total:
+            reasons = ", ".join(
+                f"{why} ({count:,})" if len(self.skipped) > 1 else why for why, count in self._reasons()
+            )
+            said = ngettext("%(count)s not changed: %(why)s.", "%(count)s not changed: %(why)s.", total)
+            parts.append(said % {"count": f"{total:,}", "why": reasons})
+        return capfirst(" ".join(parts))
+
+    def _reasons(self) -> Iterator[tuple[str, int]]:
+        ordered = sorted(self.skipped.items(), key=lambda item: -item[1])
+        yield from ordered[:5]
+        if rest := sum(count for _why, count in ordered[5:]):
+            yield _("other reasons"), rest
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that can be done.
+
+    ``permissions`` are codenames of this app, all of which are needed. ``run`` does it, in a transaction that the log
+    entry shares. ``form`` asks for more; ``explains`` is said on the confirmation page, and ``counts`` says there how
+    many it concerns. ``applies`` tells whether a shown object may be meant, ``to_many`` whether a list offers it for
+    what is selected, and ``batch`` how a batch operation does it to all that match a filter; ``sample`` stands for what
+    the form will say while only their number is asked.
+    """
+
+    name: str
+    label: Text
+    done: Text
+    permissions: tuple[str, ...]
+    run: Callable[[Call], Answer]
+    explains: Text = ""
+    form: type[forms.Form] | None = None
+    counts: Callable[[Call], int] | None = None
+    applies: Callable[[Any], bool] = lambda shown: True
+    to_many: bool = False
+    batch: Callable[[Mapping[str, Any]], BatchChange] | None = None
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    danger: bool = False
+    noun: tuple[Text, Text] = ("job", "jobs")
+
+    def is_permitted(self, request: HttpRequest, *more: str) -> bool:
+        """Whether whoever asks may do it."""
+        return all(request.user.has_perm(f"awa_django.{name}") for name in (*self.permissions, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An action as a page shows it: a button that posts to ``url``."""
+
+    action: Action
+    url: str

@@ -132,9 +132,10 @@ def test_a_job_reads_as_what_it_is(state: str) -> None:
         ),
         (lambda ids: operations.dead_letter(ids, "manual"), {"failed"}, "dead"),
         (operations.retry_dead, {"dead"}, "available"),
+        (operations.run_now, {"scheduled", "retryable"}, "available"),
         (lambda ids: operations.set_priority(ids, 4), {"scheduled", "available"}, None),
     ],
-    ids=["retry", "cancel", "dead_letter", "retry_dead", "set_priority"],
+    ids=["retry", "cancel", "dead_letter", "retry_dead", "run_now", "set_priority"],
 )
 def test_a_verb_changes_the_states_it_is_for_and_no_other(
     verb: Any, from_states: set[str], result: str | None, state: str
@@ -397,9 +398,48 @@ def test_a_long_list_of_ids_is_changed_in_one_transaction() -> None:
     assert claimed(limit=10) == []
 
 
+def test_a_job_made_due_keeps_its_attempts_its_errors_and_its_lane() -> None:
+    job_id = in_state("retryable", priority=3)
+    before = operations.load_job(job_id).job
+    operations.run_now(job_id)
+    after = operations.load_job(job_id).job
+    assert (after.attempt, after.priority, after.errors) == (1, before.priority, before.errors)
+    assert after.run_at < before.run_at
+    assert [attempt.job_id for attempt in claimed()] == [job_id]
+
+
 def test_a_callers_setting_survives() -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL jit = on")
         operations.cancel(in_state("available"))
         cursor.execute("SHOW jit")
         assert cursor.fetchone() == ("on",)
+
+
+def test_one_look_shares_its_transaction_and_its_time_limit_with_the_reads_in_it() -> None:
+    job_id = in_state("available")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL statement_timeout = 4000")
+        with operations.one_look(statement_timeout=timedelta(milliseconds=1500)) as look:
+            cursor.execute("SHOW statement_timeout")
+            assert cursor.fetchone() == ("1500ms",)
+            assert operations.load_job(job_id).job.id == job_id
+            assert operations.state_counts().available == 1
+            assert not look.read_only
+        cursor.execute("SHOW statement_timeout")
+        assert cursor.fetchone() == ("4s",)
+
+
+def test_a_look_says_that_the_database_takes_no_changes() -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION READ ONLY")
+        with operations.one_look() as look:
+            assert look.read_only
+
+
+def test_empty_canonical_tables_are_not_asked() -> None:
+    with operations.one_look() as look:
+        assert [plane.name for plane in look.planes] == ["queue_storage"]
+    stored.run("INSERT INTO awa.jobs_hot (kind, queue) VALUES ('k', 'q')")
+    with operations.one_look() as look:
+        assert [plane.name for plane in look.planes] == ["queue_storage", "canonical"]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnknownKind,
     )
     from awa_django.followups import follow_up
+    from awa_django.http_jobs import http_job
     from awa_django.jobs import Job
     from awa_django.model_signals import on_delete, on_save
     from awa_django.outcomes import Cancel, RetryAfter, Snooze, WaitForCallback
@@ -64,6 +65,7 @@ _HOMES = {
     "cron": "periodic",
     "derive_kind": "registry",
     "follow_up": "followups",
+    "http_job": "http_jobs",
     "job": "registry",
     "on_delete": "model_signals",
     "on_save": "model_signals",
@@ -96,6 +98,7 @@ __all__ = [
     "cron",
     "derive_kind",
     "follow_up",
+    "http_job",
     "job",
     "on_delete",
     "on_save",

@@ -25,4 +25,7 @@ class AwaConfig(AppConfig):
         if not setting_faults():
             from awa_django.conf import get_settings
 
-            autodiscover_modules(*get_settings().autodiscover)
+            settings = get_settings()
+            autodiscover_modules(*settings.autodiscover)
+            if settings.http_jobs:
+                import_module("awa_django.http_jobs").declare_from_settings(settings)

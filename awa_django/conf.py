@@ -9,7 +9,6 @@ of them at once (``awa.E001``).
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -21,8 +20,17 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from awa_django.errors import ConfigurationError
+from awa_django.http_options import HttpJobConfig, http_jobs_of
 from awa_django.queue_names import queue_name_fault
-from awa_django.signatures import SECRET_BYTES, parse_secret
+from awa_django.setting_values import (
+    SettingFault,
+    as_count,
+    as_duration,
+    as_flag,
+    as_secret,
+    as_text,
+    unknown_key,
+)
 
 __all__ = [
     "REDACTED_NAMES",
@@ -53,10 +61,6 @@ REDACTED_NAMES = (
     "credential",
     "cookie",
 )
-
-
-def _seconds(value: float) -> timedelta:
-    return timedelta(seconds=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,8 @@ class Settings:
     settle_batch_size: int = 512
     #: Whether jobs carry the trace of whoever enqueues them; it makes them dearer to complete.
     trace_capture: bool = False
+    #: Kinds whose jobs a function elsewhere runs, over HTTP.
+    http_jobs: Mapping[str, HttpJobConfig] = field(default_factory=dict)
     #: Secrets that outside systems sign their callbacks with, 32 bytes each; the first also signs what we send.
     callback_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     #: Whether callbacks are taken without a signature while there is no secret.
@@ -205,59 +211,18 @@ def guaranteed_fault(queues: Iterable[QueueConfig], global_max_workers: int) -> 
     )
 
 
-class _Fault(Exception):
-    """One wrong setting: the key's path and what is wrong with it."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-
-
-def _unknown(path: str, key: object, known: list[str]) -> _Fault:
-    # The best match, and of equal ones the first in the order of their declaration.
-    near = max(known, key=lambda name: difflib.SequenceMatcher(None, name, str(key)).ratio())
-    close = difflib.get_close_matches(str(key), [near], cutoff=0.4)
-    hint = f"; did you mean {near!r}?" if close else f"; known are {', '.join(sorted(known))}"
-    return _Fault(f"{path}[{key!r}]", f"unknown key{hint}")
-
-
-def _duration(path: str, value: object, *, zero: bool = False) -> timedelta:
-    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
-        raise _Fault(path, f"a duration is a timedelta or a number of seconds, not {value!r}")
-    try:
-        span = value if isinstance(value, timedelta) else _seconds(value)
-    except (OverflowError, ValueError):
-        raise _Fault(path, f"{value!r} seconds is no usable duration") from None
-    if span < timedelta(0) or (not span and not zero):
-        raise _Fault(
-            path, f"a duration {'of zero or more' if zero else 'above zero'} is needed, not {value!r}"
-        )
-    return span
-
-
-def _count(path: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _Fault(path, f"a whole number of at least {least} is needed, not {value!r}")
-    return value
-
-
-def _flag(path: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _Fault(path, f"True or False is needed, not {value!r}")
-    return value
-
-
 def _rate_limit(path: str, value: object) -> RateLimit | None:
     if value is None or isinstance(value, RateLimit):
         return value
     if not isinstance(value, Mapping):
-        raise _Fault(path, f"a rate limit is a dict with max_rate and burst, not {value!r}")
+        raise SettingFault(path, f"a rate limit is a dict with max_rate and burst, not {value!r}")
     for key in value:
         if key not in ("max_rate", "burst"):
-            raise _unknown(path, key, ["max_rate", "burst"])
+            raise unknown_key(path, key, ["max_rate", "burst"])
     rate = value.get("max_rate")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise _Fault(f"{path}['max_rate']", f"jobs a second above zero are needed, not {rate!r}")
-    return RateLimit(float(rate), _count(f"{path}['burst']", value.get("burst", 0), 0))
+        raise SettingFault(f"{path}['max_rate']", f"jobs a second above zero are needed, not {rate!r}")
+    return RateLimit(float(rate), as_count(f"{path}['burst']", value.get("burst", 0), 0))
 
 
 #: Options of one queue: name to (default source, parser).
@@ -269,21 +234,21 @@ _LEAST = {"max_workers": 0, "min_workers": 0, "max_claimers_per_queue": 0}
 
 def _queue(path: str, name: object, options: object) -> QueueConfig:
     if not isinstance(name, str):
-        raise _Fault(path, f"a queue name is text, not {name!r}")
+        raise SettingFault(path, f"a queue name is text, not {name!r}")
     if fault := queue_name_fault(name):
-        raise _Fault(f"{path}[{name!r}]", fault)
+        raise SettingFault(f"{path}[{name!r}]", fault)
     path = f"{path}[{name!r}]"
     if isinstance(options, QueueConfig):
         return options
     if isinstance(options, int) and not isinstance(options, bool):
         options = {"max_workers": options}
     if not isinstance(options, Mapping):
-        raise _Fault(path, f"options of a queue are a dict or a number of workers, not {options!r}")
+        raise SettingFault(path, f"options of a queue are a dict or a number of workers, not {options!r}")
     known = [item.name for item in fields(QueueConfig) if item.name != "name"]
     values: dict[str, Any] = {}
     for key, value in options.items():
         if key not in known:
-            raise _unknown(path, key, known)
+            raise unknown_key(path, key, known)
         if value is None and key in _INHERITED:
             continue
         values[key] = _value(f"{path}[{key!r}]", key, value)
@@ -292,14 +257,8 @@ def _queue(path: str, name: object, options: object) -> QueueConfig:
 
 def _queues(path: str, value: object) -> dict[str, QueueConfig]:
     if not isinstance(value, Mapping) or not value:
-        raise _Fault(path, f"a dict from queue name to its options is needed, not {value!r}")
+        raise SettingFault(path, f"a dict from queue name to its options is needed, not {value!r}")
     return {name: _queue(path, name, options) for name, options in value.items()}
-
-
-def _text(path: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise _Fault(path, f"text is needed, not {value!r}")
-    return value
 
 
 #: What the lists of words are lists of.
@@ -307,31 +266,15 @@ _LISTED = {"autodiscover": "module names", "redacted_names": "parts of keys"}
 
 
 def _secrets(path: str, value: object) -> tuple[bytes, ...]:
-    """Secrets as configuration holds them. What is wrong with one is said without repeating it."""
     if not isinstance(value, list | tuple):
-        raise _Fault(path, f"a list of secrets is needed, not {type(value).__name__}")
-    secrets = []
-    for number, given in enumerate(value):
-        if isinstance(given, str):
-            try:
-                given = parse_secret(given, name=f"{path}[{number}]")
-            except ConfigurationError as error:
-                raise _Fault(*str(error).split(": ", 1)) from None
-        if not isinstance(given, bytes) or len(given) != SECRET_BYTES:
-            size = f" of {len(given)}" if isinstance(given, bytes) else ""
-            raise _Fault(
-                f"{path}[{number}]",
-                f"{SECRET_BYTES} bytes, or their {2 * SECRET_BYTES} hex digits, are needed, "
-                f"not {type(given).__name__}{size}",
-            )
-        secrets.append(given)
-    return tuple(secrets)
+        raise SettingFault(path, f"a list of secrets is needed, not {type(value).__name__}")
+    return tuple(as_secret(f"{path}[{number}]", given) for number, given in enumerate(value))
 
 
 def _address(path: str, value: object) -> str:
     host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise _Fault(path, f"'HOST:PORT' is needed, such as '0.0.0.0:8080', not {value!r}")
+        raise SettingFault(path, f"'HOST:PORT' is needed, such as '0.0.0.0:8080', not {value!r}")
     return f"{host}:{port}"
 
 
@@ -342,23 +285,25 @@ def _value(path: str, key: str, value: object) -> object:
             return _queues(path, value)
         case "autodiscover" | "redacted_names":
             if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-                raise _Fault(path, f"a list of {_LISTED[key]} is needed, not {value!r}")
+                raise SettingFault(path, f"a list of {_LISTED[key]} is needed, not {value!r}")
             return tuple(value)
+        case "http_jobs":
+            return http_jobs_of(path, value)
         case "callback_secrets":
             return _secrets(path, value)
         case "redact":
             if value is not None and not callable(value) and not (isinstance(value, str) and "." in value):
-                raise _Fault(path, f"a function or its dotted path is needed, not {value!r}")
+                raise SettingFault(path, f"a function or its dotted path is needed, not {value!r}")
             return value
         case "health_addr" if value is not None:
             return _address(path, value)
         case "unknown_kind":
             if value not in ("defer", "fail"):
-                raise _Fault(path, f"'defer' or 'fail' is needed, not {value!r}")
+                raise SettingFault(path, f"'defer' or 'fail' is needed, not {value!r}")
             return value
         case "transition_role":
             if value not in TRANSITION_ROLES:
-                raise _Fault(
+                raise SettingFault(
                     path, f"one of {', '.join(map(repr, TRANSITION_ROLES))} is needed, not {value!r}"
                 )
             return value
@@ -367,15 +312,15 @@ def _value(path: str, key: str, value: object) -> object:
         case "dlq_enabled" | "global_max_workers" | "health_addr" if value is None:
             return None
         case "global_max_workers":
-            return _count(path, value, 1)
+            return as_count(path, value, 1)
     default = _DEFAULTS[key]
     if isinstance(default, bool) or default is None:
-        return _flag(path, value)
+        return as_flag(path, value)
     if isinstance(default, timedelta):
-        return _duration(path, value, zero=key in _ZERO_ALLOWED)
+        return as_duration(path, value, zero=key in _ZERO_ALLOWED)
     if isinstance(default, int):
-        return _count(path, value, _LEAST.get(key, 1))
-    return _text(path, value)
+        return as_count(path, value, _LEAST.get(key, 1))
+    return as_text(path, value)
 
 
 _DEFAULTS: dict[str, object] = {
@@ -386,19 +331,19 @@ _DEFAULTS: dict[str, object] = {
 }
 
 
-def _parse(raw: object) -> Iterator[tuple[str, object] | _Fault]:
+def _parse(raw: object) -> Iterator[tuple[str, object] | SettingFault]:
     if not isinstance(raw, Mapping):
-        yield _Fault("AWA", f"a dict is needed, not {raw!r}")
+        yield SettingFault("AWA", f"a dict is needed, not {raw!r}")
         return
     known = {item.name.upper(): item.name for item in fields(Settings)}
     for key, value in raw.items():
         if key not in known:
-            yield _unknown("AWA", key, list(known))
+            yield unknown_key("AWA", key, list(known))
             continue
         name = known[key]
         try:
             yield name, _value(f"AWA[{key!r}]", name, value)
-        except _Fault as fault:
+        except SettingFault as fault:
             yield fault
 
 
@@ -407,7 +352,7 @@ def _build(raw: object) -> tuple[Settings, list[str]]:
     values: dict[str, Any] = {}
     faults: list[str] = []
     for item in _parse(raw):
-        if isinstance(item, _Fault):
+        if isinstance(item, SettingFault):
             faults.append(str(item))
         else:
             values[item[0]] = item[1]

@@ -7,6 +7,7 @@ what a handler gets is never touched.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -37,14 +38,19 @@ def shown(kind: str, part: Part, value: Any) -> Any:
     is shown: an error there must not lay open what it was to hide.
     """
     names = get_settings().redacted_names
-    value = _masked(value, tuple(name.lower() for name in names)) if names else value
+    value = _masked(value, tuple(map(_plain, names))) if names else value
     hook = redactor()
     if hook is None:
         return value
     try:
         return hook(kind, part, value)
-    except Exception:
-        logger.exception("AWA['REDACT'] failed for %s of kind %r; nothing of it is shown", part, kind)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        # Without its message, which may quote the value.
+        logger.error(
+            "AWA['REDACT'] failed for %s of kind %r with %s (%s, line %s); nothing of it is shown",
+            part, kind, type(error).__name__, where.filename, where.lineno,
+        )  # fmt: skip
         return MASK
 
 
@@ -64,8 +70,13 @@ def _masked(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _is_secret(key: object, names: tuple[str, ...]) -> bool:
-    spelled = str(key).lower().replace("-", "_")
+    spelled = _plain(key)
     return any(name in spelled for name in names)
+
+
+def _plain(name: object) -> str:
+    """A name however it is written: ``privateKey``, ``private-key`` and ``PRIVATE_KEY`` are one."""
+    return str(name).lower().replace("-", "").replace("_", "")
 
 
 @cache

@@ -36,7 +36,17 @@ from awa_django.validation import (
     validated,
 )
 
-__all__ = ["BoundJob", "Descriptor", "JobKind", "JobOptions", "Registry", "derive_kind", "job", "registry"]
+__all__ = [
+    "BoundJob",
+    "Descriptor",
+    "JobKind",
+    "JobOptions",
+    "Registry",
+    "checked_args_type",
+    "derive_kind",
+    "job",
+    "registry",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -419,7 +429,8 @@ def _is_context(parameter: inspect.Parameter) -> bool:
     return getattr(annotation, "__name__", None) == CONTEXT_CLASS
 
 
-def _check_args_type(args: object) -> type | None:
+def checked_args_type(args: object) -> type | None:
+    """A class of arguments, or None; raises ``ConfigurationError`` for anything that cannot be one."""
     if args is None:
         return None
     if isinstance(args, type) and (is_dataclass(args) or callable(getattr(args, "model_validate", None))):
@@ -545,7 +556,7 @@ def job(
             declared = JobKind(
                 function,
                 kind=kind,
-                args=_check_args_type(args),
+                args=checked_args_type(args),
                 keep_result=keep_result,
                 timeout=_timeout(timeout),
                 descriptor=Descriptor(display_name, description, owner, docs_url),

@@ -65,7 +65,7 @@ WRONG: list[tuple[Any, str]] = [
     ([], "AWA: a dict is needed"),
     ({"POL_INTERVAL": 1}, "AWA['POL_INTERVAL']: unknown key; did you mean 'POLL_INTERVAL'?"),
     ({"poll_interval": 1}, "unknown key"),
-    ({"ZZZZ": 1}, "known are AUTODISCOVER"),
+    ({"ZZZZ": 1}, "known are ADMIN, ADMIN_STATEMENT_TIMEOUT, AUTODISCOVER"),
     ({"POLL_INTERVAL": 0}, "above zero"),
     ({"POLL_INTERVAL": -1}, "above zero"),
     ({"POLL_INTERVAL": "1s"}, "timedelta or a number of seconds"),
@@ -102,6 +102,22 @@ WRONG: list[tuple[Any, str]] = [
         {"GLOBAL_MAX_WORKERS": 5, "QUEUES": {"a": {"min_workers": 3}, "b": {"min_workers": 3}, "c": {}}},
         "5 is less than the 6 jobs at once that min_workers guarantees (a 3, b 3)",
     ),
+    ({"CALLBACK_SECRETS": "07" * 32}, "AWA['CALLBACK_SECRETS']: a list of secrets is needed, not str"),
+    ({"CALLBACK_SECRETS": ["07" * 32, "x" * 64]}, "AWA['CALLBACK_SECRETS'][1]: 64 hex digits"),
+    ({"CALLBACK_SECRETS": [b"short"]}, "[0]: 32 bytes, or their 64 hex digits, are needed, not bytes of 5"),
+    ({"CALLBACK_SECRETS": [None]}, "are needed, not NoneType"),
+    ({"CALLBACK_UNSIGNED": 1}, "True or False"),
+    ({"READ_ONLY": "no"}, "AWA['READ_ONLY']: True or False"),
+    ({"ADMIN": None}, "AWA['ADMIN']: True or False"),
+    ({"ADMIN_STATEMENT_TIMEOUT": 0}, "above zero"),
+    ({"REDACTED_NAMES": "password"}, "AWA['REDACTED_NAMES']: a list of parts of keys"),
+    ({"REDACTED_NAMES": [1]}, "list of parts of keys"),
+    ({"REDACT": "redact"}, "AWA['REDACT']: a function or its dotted path is needed, not 'redact'"),
+    ({"REDACT": 5}, "function or its dotted path"),
+    ({"HEALTH_ADDR": "8080"}, "'HOST:PORT' is needed, such as '0.0.0.0:8080', not '8080'"),
+    ({"HEALTH_ADDR": "localhost:http"}, "'HOST:PORT'"),
+    ({"HEALTH_ADDR": "localhost:65536"}, "'HOST:PORT'"),
+    ({"HEALTH_ADDR": 8080}, "'HOST:PORT'"),
     ({"STALE_AFTER": 89}, "under three heartbeats"),
     ({"HEARTBEAT_INTERVAL": 31}, "under three heartbeats"),
 ]
@@ -150,3 +166,51 @@ def test_no_global_maximum_may_be_said_aloud() -> None:
 def test_limits_themselves_are_taken() -> None:
     assert setting_faults() == []
     assert get_settings().failed_retention == timedelta(0)
+
+
+@override_settings(
+    AWA={
+        "CALLBACK_SECRETS": ["07" * 32, b"\x08" * 32],
+        "REDACTED_NAMES": ["iban"],
+        "REDACT": len,
+        "HEALTH_ADDR": "[::1]:8080",
+        "ADMIN_STATEMENT_TIMEOUT": 2.5,
+    }
+)
+def test_settings_of_the_desk_are_read() -> None:
+    settings = get_settings()
+    assert settings.callback_secrets == (b"\x07" * 32, b"\x08" * 32)
+    assert (settings.redacted_names, settings.redact) == (("iban",), len)
+    assert settings.health_addr == "[::1]:8080"
+    assert settings.admin_statement_timeout == timedelta(seconds=2.5)
+    assert (settings.callback_unsigned, settings.read_only, settings.admin) == (False, False, True)
+
+
+@override_settings(AWA={"REDACT": None, "HEALTH_ADDR": None, "REDACTED_NAMES": [], "CALLBACK_SECRETS": []})
+def test_nothing_to_hide_and_nowhere_to_answer_may_be_said_aloud() -> None:
+    settings = get_settings()
+    assert (settings.redact, settings.health_addr, settings.redacted_names) == (None, None, ())
+
+
+SPOKEN = "topsecret" * 7
+
+
+@pytest.mark.parametrize(
+    "secrets", [SPOKEN, [SPOKEN], [SPOKEN.encode()], ["07" * 32, SPOKEN + "0"], {"secret": SPOKEN}], ids=repr
+)
+def test_a_secret_is_never_repeated(secrets: Any) -> None:
+    with override_settings(AWA={"CALLBACK_SECRETS": secrets}):
+        assert "topsecret" not in "".join(setting_faults())
+        with pytest.raises(ConfigurationError) as refusal:
+            get_settings()
+    assert "topsecret" not in repr(refusal.value)
+
+
+@override_settings(
+    AWA={
+        "CALLBACK_SECRETS": [b"topsecret" + bytes(23)],
+        "HTTP_JOBS": {"k": {"url": "https://u:topsecret@f.example", "headers": {"X-Key": "topsecret"}}},
+    }
+)
+def test_settings_may_be_printed() -> None:
+    assert "topsecret" not in repr(get_settings())

@@ -68,8 +68,8 @@ def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:
     """What a handler's return value means."""
     if result is None:
         return _SUCCESS
-    if isinstance(result, RetryAfter | Snooze | Cancel | WaitForCallback):
-        return result
+    if isinstance(result, RetryAfter | Snooze | Cancel | WaitForCallback | Failed | Terminal):
+        return result  # the last two are not for projects: they are failures that say everything themselves
     if not kind.keep_result:
         logger.debug("%s returned a value that is not kept: %.200r", kind.kind, result)
         return _SUCCESS

@@ -45,6 +45,14 @@ def test_every_job_is_listed_once_in_the_state_it_is_in_newest_first() -> None:
     assert listed() == sorted(ids.items(), reverse=True)
 
 
+@pytest.mark.parametrize("state", ["completed", "failed", "running", "retryable", "dead"])
+def test_a_job_that_ran_says_when_it_started(state: str) -> None:
+    record = operations.load_job(in_state(state))
+    assert record.started_at is not None
+    assert record.job.created_at <= record.started_at <= (record.job.finalized_at or record.started_at)
+    assert operations.load_job(in_state("available")).started_at is None
+
+
 @pytest.mark.parametrize("state", [state.value for state in JobState])
 def test_a_list_of_one_state_has_those_jobs_and_no_others(state: str) -> None:
     ids = {in_state(each): each for each in STATES for _ in range(2)}

@@ -39,6 +39,13 @@ class JobRecord:
     dead_letter: DeadLetter | None = None
     #: Whether metadata, tags and errors are missing here because they hold what Python cannot.
     payload_is_unreadable: bool = False
+    #: When the last attempt was claimed, where nothing but the lane knows.
+    claimed_at: datetime | None = None
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When the last attempt began; a job that completed compactly has no ``attempted_at`` of its own."""
+        return self.job.attempted_at or self.claimed_at
 
     @property
     def is_unreadable(self) -> bool:

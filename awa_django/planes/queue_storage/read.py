@@ -57,6 +57,8 @@ class _Fact(NamedTuple):
     dlq_reason: str | None
     dlq_at: datetime | None
     original_run_lease: int | None
+    #: When the lane says that it was handed out; of what completed compactly, which says no more itself.
+    claimed_at: datetime | None = None
 
     @property
     def pair(self) -> Pair:
@@ -149,7 +151,7 @@ def _of_positions(cursor: Cursor, ready: Sequence[_Fact], settled: set[Pair]) ->
             lane_seqs=ints(fact.lane_seq for fact in facts),
         )
         for fact, row in zip(facts, cursor.fetchall(), strict=True):
-            is_emitted, is_tombstoned, run_lease, attempt, attempted_at, finalized_at = row
+            is_emitted, is_tombstoned, run_lease, attempt, attempted_at, finalized_at, claimed_at = row
             if finalized_at is not None:
                 found.append(
                     fact._replace(
@@ -158,6 +160,7 @@ def _of_positions(cursor: Cursor, ready: Sequence[_Fact], settled: set[Pair]) ->
                         attempt=attempt,
                         attempted_at=attempted_at,
                         finalized_at=finalized_at,
+                        claimed_at=claimed_at,
                     )
                 )
             elif is_emitted:
@@ -284,4 +287,5 @@ def _record(fact: _Fact, state: Sequence[Any] | None) -> JobRecord:
         callback,
         dead,
         isinstance(fact.payload, Unreadable),
+        fact.claimed_at,
     )

@@ -8,8 +8,8 @@ WITH live AS (
     SELECT leader, healthy
     FROM awa.runtime_instances
     WHERE NOT shutting_down
-        AND last_seen_at > now() - greatest(
-            interval '30 seconds', 3 * greatest(snapshot_interval_ms, 1000) * interval '1 millisecond'
+        AND last_seen_at >= statement_timestamp() - make_interval(
+            secs => least(greatest(30, 3.0 * greatest(snapshot_interval_ms, 1000) / 1000), 1e9)::double precision
         )
 ),
 dead AS (

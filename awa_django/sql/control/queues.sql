@@ -50,7 +50,7 @@ WITH served AS (
     FROM awa.runtime_instances AS instance, jsonb_array_elements(instance.queues) AS element
     WHERE jsonb_typeof(instance.queues) = 'array'
         AND instance.last_seen_at >= statement_timestamp() - make_interval(
-            secs => greatest(30, 3 * (greatest(instance.snapshot_interval_ms, 1000) / 1000))
+            secs => least(greatest(30, 3.0 * greatest(instance.snapshot_interval_ms, 1000) / 1000), 1e9)::double precision
         )
 ),
 hashes AS (
@@ -58,7 +58,7 @@ hashes AS (
     FROM awa.runtime_instances AS instance, jsonb_each_text(instance.queue_descriptor_hashes) AS hash
     WHERE jsonb_typeof(instance.queue_descriptor_hashes) = 'object'
         AND instance.last_seen_at >= statement_timestamp() - make_interval(
-            secs => greatest(30, 3 * (greatest(instance.snapshot_interval_ms, 1000) / 1000))
+            secs => least(greatest(30, 3.0 * greatest(instance.snapshot_interval_ms, 1000) / 1000), 1e9)::double precision
         )
     GROUP BY hash.key
 )
@@ -68,7 +68,7 @@ SELECT
     descriptor.display_name, descriptor.description, descriptor.owner, descriptor.docs_url,
     to_jsonb(descriptor.tags) AS tags, descriptor.extra, descriptor.last_seen_at,
     descriptor.last_seen_at < statement_timestamp() - make_interval(
-        secs => greatest(30, 3 * (descriptor.sync_interval_ms / 1000))
+        secs => least(greatest(30, 3.0 * descriptor.sync_interval_ms / 1000), 1e9)::double precision
     ) AS stale,
     hashes.mismatch
 FROM awa.queue_meta AS meta

@@ -48,7 +48,8 @@ WHERE job_id = ANY (%(job_ids)s::bigint[]);
 
 -- name: positions
 -- What became of positions of one slot: still to be claimed, tombstoned or claimed, and if they completed compactly, as
--- what. In which completion batch an item lies is found by the positions that batches begin and end with.
+-- what, and since when it was claimed. In which completion batch an item lies is found by the positions that batches
+-- begin and end with.
 -- rows:  one for each position
 -- locks: none
 WITH given AS MATERIALIZED (
@@ -70,18 +71,8 @@ lane AS MATERIALIZED (
 passed AS MATERIALIZED (
     SELECT
         given.*,
-        given.lane_seq < lane.cursor
-            OR EXISTS (
-                SELECT FROM awa.ready_claim_attempt_batches/*_ready*/ AS ledger
-                WHERE ledger.ready_slot = %(slot)s::integer
-                    AND ledger.ready_generation = given.ready_generation
-                    AND ledger.queue = given.queue
-                    AND ledger.priority = given.priority
-                    AND ledger.enqueue_shard = given.enqueue_shard
-                    AND ledger.next_lane_seq > given.lane_seq
-                    AND ledger.first_lane_seq <= given.lane_seq
-                    AND ledger.lane_ranges @> given.lane_seq
-            ) AS emitted,
+        given.lane_seq < lane.cursor OR emission.claimed_at IS NOT NULL AS emitted,
+        emission.claimed_at,
         EXISTS (
             SELECT FROM awa.ready_tombstones/*_ready*/ AS tombstone
             WHERE tombstone.ready_slot = %(slot)s::integer
@@ -93,6 +84,19 @@ passed AS MATERIALIZED (
         ) AS tombstoned
     FROM given
     LEFT JOIN lane USING (queue, priority, enqueue_shard)
+    LEFT JOIN LATERAL (
+        SELECT ledger.claimed_at
+        FROM awa.ready_claim_attempt_batches/*_ready*/ AS ledger
+        WHERE ledger.ready_slot = %(slot)s::integer
+            AND ledger.ready_generation = given.ready_generation
+            AND ledger.queue = given.queue
+            AND ledger.priority = given.priority
+            AND ledger.enqueue_shard = given.enqueue_shard
+            AND ledger.next_lane_seq > given.lane_seq
+            AND ledger.first_lane_seq <= given.lane_seq
+            AND ledger.lane_ranges @> given.lane_seq
+        LIMIT 1
+    ) AS emission ON true
 ),
 bounds AS MATERIALIZED (
     SELECT
@@ -135,7 +139,7 @@ completed AS (
 )
 SELECT
     passed.emitted, passed.tombstoned, completed.run_lease, completed.attempt, completed.attempted_at,
-    completed.finalized_at
+    completed.finalized_at, passed.claimed_at
 FROM passed
 LEFT JOIN completed USING (place)
 ORDER BY passed.place;

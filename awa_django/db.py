@@ -14,6 +14,7 @@ from typing import Any, cast
 import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import sql
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
@@ -21,12 +22,12 @@ from psycopg.types.json import set_json_loads
 from awa_django.errors import ConfigurationError
 from awa_django.unreadable import Unreadable, finite
 
-__all__ = ["BoundedLoader", "connect", "job_cursor", "plain_cursor", "postgres", "read_any_job"]
+__all__ = ["BoundedLoader", "connect", "job_cursor", "plain_cursor", "postgres", "read_any_job", "read_json"]
 
 _scan = json.JSONDecoder(parse_float=finite).scan_once  # type: ignore[attr-defined]
 
 
-def _load_json(data: str | bytes) -> Any:
+def read_json(data: str | bytes) -> Any:
     """JSON as the server prints it: UTF-8, with nothing around it. A third of what ``json.loads`` costs a claim.
 
     What Python cannot hold, though the database can, arrives as :class:`~awa_django.unreadable.Unreadable`, for one
@@ -70,7 +71,7 @@ class BoundedLoader(TimestamptzLoader):
 
 def read_any_job(context: AdaptContext) -> None:
     """Have a connection or cursor read whatever another client stored with a job, one row at a time (DEC-18)."""
-    set_json_loads(_load_json, context)
+    set_json_loads(read_json, context)
     context.adapters.register_loader("timestamptz", BoundedLoader)
 
 
@@ -107,6 +108,7 @@ def connect(
 ) -> psycopg.Connection[Any]:
     """Open a session of the worker's own, in autocommit, with the parameters of a Django alias.
 
+    It works as the role that ``assume_role`` in the alias's ``OPTIONS`` names, as Django's own connections do.
     ``prepare`` off sends every statement unprepared, as a pooler that hands out a session per transaction needs.
     ``repeatable`` says that a commit which a crash of the server undoes only makes us do the same again, as with claims
     and heartbeats: such commits do not wait for the disk (ADR-015).
@@ -125,6 +127,8 @@ def connect(
     # Instrumentation of the driver would make a span of every look the worker takes; it has spans of its own.
     connection.cursor_factory = psycopg.Cursor
     read_any_job(connection)
+    if role := postgres(using).settings_dict["OPTIONS"].get("assume_role"):
+        connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
     if prepare:
         # Statements over partitioned rings plan for longer than they run; the generic plan prunes at run
         # time. Behind such a pooler the setting would stay with a session that others get next.

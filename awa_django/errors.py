@@ -12,6 +12,7 @@
      +-- BatchOperationNotFound (LookupError)   no batch operation has that id
      +-- CallbackRefused (ValueError)     a handler cannot register or wait for a callback now; says why
      +-- ScheduleNotFound (LookupError)   no schedule has that name
+     +-- RuntimeNotFound (LookupError)    no worker process has that id
      +-- StorageTransitionRefused         a step to another storage engine that is not due; says what stands in the way
      +-- CelNotInstalled                  an expression needs the package of the extra ``cel``
      +-- TerminalError                    raised by a handler: fail now, never retry
@@ -24,6 +25,7 @@ Errors of the database that mean nothing special here stay ``django.db`` excepti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -36,6 +38,7 @@ __all__ = [
     "ConfigurationError",
     "InvalidJob",
     "JobNotFound",
+    "RuntimeNotFound",
     "ScheduleNotFound",
     "SchemaOutOfDate",
     "StorageTransitionRefused",
@@ -43,7 +46,11 @@ __all__ = [
     "UniqueConflict",
     "UnknownKind",
     "WrongState",
+    "said",
+    "without_details",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class AwaError(Exception):
@@ -119,6 +126,10 @@ class ScheduleNotFound(AwaError, LookupError):
     """No schedule has that name."""
 
 
+class RuntimeNotFound(AwaError, LookupError):
+    """No worker process has that id, or its row was deleted since."""
+
+
 class StorageTransitionRefused(AwaError):
     """A step from one storage engine to the other that may not be taken now; nothing has changed.
 
@@ -161,3 +172,27 @@ class SchemaOutOfDate(AwaError):
 
 class ConfigurationError(AwaError, ImproperlyConfigured):
     """A setting or a declaration that cannot work."""
+
+
+def said(error: BaseException) -> str:
+    """What an error says; of one of the database the message alone, for its details quote rows, and jobs are rows."""
+    return _message(error) or str(error).strip() or type(error).__name__
+
+
+def without_details(error: E) -> E:
+    """The error, and those that it came from, reduced to what :func:`said` answers. For logs with a traceback."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if message := _message(link):
+            link.args = (message,)
+        link = link.__cause__ or link.__context__
+    return error
+
+
+def _message(error: BaseException) -> str | None:
+    """The server's message in an error of the driver, or in Django's for one."""
+    of_driver = error.__cause__ if type(error).__module__ == "django.db.utils" else error
+    found = getattr(getattr(of_driver, "diag", None), "message_primary", None)
+    return found if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""The migration operation that brings schema ``awa`` into a database."""
+"""Migration operations that act on the queue's database: schema ``awa``, and what Django keeps beside it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 
 from django.db import router
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations import CreateModel
 from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.migrations.state import ProjectState
 
@@ -13,7 +14,16 @@ from awa_django import schema
 from awa_django.conf import get_settings
 from awa_django.db import postgres
 
-__all__ = ["InstallAwaSchema"]
+__all__ = ["CreateQueueModel", "InstallAwaSchema"]
+
+
+def _acts_on(schema_editor: BaseDatabaseSchemaEditor, app_label: str) -> bool:
+    """Whether this is the queue's database: the one that ``AWA["DATABASE"]`` names, if the routers agree."""
+    alias = schema_editor.connection.alias
+    if alias != get_settings().database or not router.allow_migrate(alias, app_label, awa=True):
+        return False
+    postgres(alias)  # refuses another kind of database with words of its own
+    return True
 
 
 class InstallAwaSchema(Operation):
@@ -47,7 +57,7 @@ class InstallAwaSchema(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        if not self._acts_on(schema_editor, app_label):
+        if not _acts_on(schema_editor, app_label):
             return
         if schema_editor.collect_sql:
             schema.install(partial(schema_editor.execute, params=None))
@@ -67,7 +77,7 @@ class InstallAwaSchema(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        if not self._acts_on(schema_editor, app_label):
+        if not _acts_on(schema_editor, app_label):
             return
         if schema_editor.collect_sql:
             schema_editor.execute("DROP SCHEMA awa CASCADE")
@@ -83,9 +93,37 @@ class InstallAwaSchema(Operation):
     def migration_name_fragment(self) -> str:
         return f"awa_schema_{self.target}"
 
-    def _acts_on(self, schema_editor: BaseDatabaseSchemaEditor, app_label: str) -> bool:
-        alias = schema_editor.connection.alias
-        if alias != get_settings().database or not router.allow_migrate(alias, app_label, awa=True):
-            return False
-        postgres(alias)  # refuses another kind of database with words of its own
-        return True
+
+class CreateQueueModel(CreateModel):
+    """Creates the table of a model that Django manages, on the database of the queue and on no other.
+
+    A table that is there is left as it is, as schema ``awa`` is: the record of migrations may be younger than the
+    database. Holds the installer's lock for the length of the migration, so two ``migrate`` at once come one after the
+    other.
+    """
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if not _acts_on(schema_editor, app_label):
+            return
+        if not schema_editor.collect_sql:
+            schema.lock_installation(schema_editor.connection)
+            table = to_state.apps.get_model(app_label, self.name)._meta.db_table
+            if table in schema_editor.connection.introspection.table_names():
+                return
+        super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if _acts_on(schema_editor, app_label):
+            super().database_backwards(app_label, schema_editor, from_state, to_state)

@@ -9,7 +9,6 @@ where it is None. A schedule that the database does not hold raises ``ScheduleNo
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 from awa_django.conf import get_settings
-from awa_django.db import postgres
+from awa_django.db import postgres, read_json
 from awa_django.encoding import encode, text_fault
 from awa_django.enqueue import queue_alias, translated
 from awa_django.errors import ConfigurationError, InvalidJob, ScheduleNotFound
@@ -227,11 +226,11 @@ class ScheduleStatus:
     timezone: str
     kind: str
     queue: str
-    args: JsonValue
+    args: JsonValue = field(repr=False)
     priority: int
     max_attempts: int
     tags: tuple[str, ...]
-    metadata: JsonValue
+    metadata: JsonValue = field(repr=False)
     missed_fire_policy: str
     last_enqueued_at: datetime | None
     created_at: datetime
@@ -308,8 +307,9 @@ def _read(name: str | None, using: str | None) -> list[tuple[ScheduleStatus, dat
         except InvalidSchedule as error:
             fault = str(error)
         columns |= {
-            "args": json.loads(columns["args"]),
-            "metadata": json.loads(columns["metadata"]),
+            # One row that Python cannot hold must not keep the others from being read.
+            "args": read_json(columns["args"]),
+            "metadata": read_json(columns["metadata"]),
             "tags": tuple(columns["tags"]),
         }
         found.append((ScheduleStatus(**columns, next_fire_at=next_fire_at, fault=fault), now))

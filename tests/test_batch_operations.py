@@ -113,11 +113,11 @@ def test_a_preview_counts_and_shows_the_lowest_and_writes_nothing() -> None:
     ids = many(12, tags=("red",)) + many(3, run_at=LATER, tags=("red",))
     many(2)
     preview = operations.preview_batch(SetPriority(1), JobFilter(tag="red"))
-    assert preview == (15, sorted(ids)[:10])
+    assert preview == (15, sorted(ids)[:10], True)
     assert (
         operations.preview_batch(SetPriority(1), JobFilter(tag="red", state="scheduled")).total_matched == 3
     )
-    assert operations.preview_batch(SetPriority(1), JobFilter(kind="none")) == (0, [])
+    assert operations.preview_batch(SetPriority(1), JobFilter(kind="none")) == (0, [], True)
     assert operations.batch_operations() == []
 
 
@@ -129,7 +129,9 @@ def test_a_preview_counts_and_shows_the_lowest_and_writes_nothing() -> None:
         ({"ids": []}, "ids"),
         (JobFilter(state=JobState.RUNNING), "state"),
         (JobFilter(state="nonsense"), "state"),
-        (JobFilter(states=["available"]), "states"),
+        (JobFilter(states=["available", "wating"]), "states"),
+        (JobFilter(states=["running", "failed"]), "states"),
+        (JobFilter(ids=[True]), "ids"),
         (JobFilter(created_from=datetime(2026, 1, 1)), "created_from"),
     ],
 )

@@ -33,6 +33,7 @@ import psycopg
 
 from awa_django import telemetry
 from awa_django.conf import Settings
+from awa_django.errors import without_details
 from awa_django.jobs import Landed
 from awa_django.planes.base import Plane
 from awa_django.planes.queue_storage.rings import Look, look
@@ -217,9 +218,12 @@ class Timetable:
         try:
             with context.connection.cursor() as cursor:
                 seen = self.look(cursor)
-        except psycopg.Error:
+        except psycopg.Error as error:
             if _is_lost(context):
                 raise
+            if _is_broken_off(error, context):
+                return
+            without_details(error)
             logger.exception("the leader could not look at the queue; it tries again in %g s", LOOK_INTERVAL)
             self._look_at = self.clock() + LOOK_INTERVAL
             return
@@ -272,9 +276,12 @@ class Timetable:
                     logger.exception("%s met a deadlock %d times in a row", duty.name, attempt)
                 else:
                     logger.info("%s met a deadlock and tries again", duty.name)
-            except Exception:
+            except Exception as error:
                 if _is_lost(context):
                     raise
+                if _is_broken_off(error, context):
+                    return False
+                without_details(error)
                 logger.exception("%s failed; it is due again in %s", duty.name, duty.interval)
                 return False
         return False
@@ -282,6 +289,11 @@ class Timetable:
 
 def _is_lost(context: Context) -> bool:
     return context.connection.closed or context.connection.broken
+
+
+def _is_broken_off(error: Exception, context: Context) -> bool:
+    """Whether a shutdown that could not wait had the server cancel the statement."""
+    return isinstance(error, psycopg.errors.QueryCanceled) and context.stopping()
 
 
 def timetable(settings: Settings, planes: Sequence[Plane], *, extra: Sequence[Duty] = ()) -> Timetable:

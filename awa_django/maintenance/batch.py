@@ -9,20 +9,21 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import psycopg
 
 from awa_django.conf import Settings
+from awa_django.errors import said, without_details
 from awa_django.maintenance import Context, Duty
 from awa_django.operations.batch import (
+    BatchChange,
     BatchOperation,
     BatchState,
     eligible_states,
     read_filter,
     read_operations,
-    read_spec,
     verb_of,
 )
 from awa_django.operations.change import Verb, change_on, narrowed
@@ -90,7 +91,7 @@ class BatchRunner:
 
     def _collect(self, context: Context, operation: BatchOperation) -> bool:
         """Note every job that the filter matches now, a page in each transaction."""
-        chosen, _ = _meaning(operation)
+        chosen, change = _meaning(operation)
         with context.connection.transaction(), context.connection.cursor() as cursor:
             plane = planes_of(cursor)[0]
             begun = read_operations(
@@ -103,7 +104,7 @@ class BatchRunner:
             with context.connection.transaction(), context.connection.cursor() as cursor:
                 at = _desk(context, cursor, plane)
                 page = waiting_ids(
-                    at, plane, eligible_states(chosen), chosen, after=after, until=until, limit=PAGE
+                    at, plane, eligible_states(change, chosen), chosen, after=after, until=until, limit=PAGE
                 ).ids
                 after = page[-1] if page else until
                 cursor.execute(
@@ -119,14 +120,14 @@ class BatchRunner:
 
     def _work(self, context: Context, operation: BatchOperation) -> bool:
         """Change the next chunk; if that fails, its jobs one by one, to find out which is to blame."""
-        chosen, verb = _meaning(operation)
+        chosen, change = _meaning(operation)
         with context.connection.cursor() as cursor:
             cursor.execute(statement("control/batch", "items"), {"id": operation.id, "limit": CHUNK})
             items = [row[0] for row in cursor.fetchall()]
             plane = planes_of(cursor)[0]
         if not items:
             return self._finish(context, operation, BatchState.COMPLETED)
-        guarded = narrowed(verb, replace(chosen, states=eligible_states(chosen)))
+        guarded = narrowed(verb_of(change), chosen)
         try:
             self._change(context, operation, plane, guarded, items)
         except psycopg.OperationalError:
@@ -140,9 +141,10 @@ class BatchRunner:
                 except psycopg.OperationalError:
                     raise
                 except Exception as error:
+                    without_details(error)
                     logger.exception("batch operation %s could not change job %d", operation.id, job_id)
                     with context.connection.transaction(), context.connection.cursor() as cursor:
-                        self._settle(cursor, operation, [job_id], "errored", str(error))
+                        self._settle(cursor, operation, [job_id], "errored", said(error))
         return True
 
     def _change(
@@ -207,10 +209,10 @@ class BatchRunner:
         return True
 
 
-def _meaning(operation: BatchOperation) -> tuple[JobFilter, Verb]:
+def _meaning(operation: BatchOperation) -> tuple[JobFilter, BatchChange]:
     """Which jobs an operation is about and what is done to them."""
     try:
-        return read_filter(operation.filter), verb_of(read_spec(operation.op_kind, operation.spec))
+        return read_filter(operation.filter), operation.change
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise _Cannot(f"filter or spec cannot be understood: {error}") from error
 

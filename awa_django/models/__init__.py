@@ -4,9 +4,10 @@ For looking: in shells, admin pages, reports, tests. Jobs are changed by awa_dja
 the rules between these tables; ``save``, ``delete`` and their kin raise. A queryset takes locks like any
 other (``select_for_update()``, but never with ``of=``: PostgreSQL wants bare names there).
 
-Django neither makes nor changes these tables. Partitions are reached through their parents. Where the
-real key has several columns and one of them tells rows apart in practice, that one is the primary key
-here, since the admin cannot show a model with a composite key; the others have their real, composite one.
+Django neither makes nor changes these tables. :class:`BulkOperation` alone is of a table that Django makes, outside
+schema ``awa``. Partitions are reached through their parents. Where the real key has several columns and one of them
+tells rows apart in practice, that one is the primary key here, since the admin cannot show a model with a composite
+key; the others have their real, composite one.
 
 At any size, think before using ``Job``: each query on that view reads every job first (contract: schema,
 section 4.5).
@@ -25,6 +26,7 @@ from awa_django.models.attempts import (
     ReceiptCompletionTombstone,
     WaitingCallback,
 )
+from awa_django.models.bulk import BulkOperation
 from awa_django.models.canonical import (
     Job,
     JobHot,
@@ -84,6 +86,7 @@ __all__ = [
     "AttemptState",
     "BatchOperation",
     "BatchOperationItem",
+    "BulkOperation",
     "ClaimRingSlot",
     "ClaimRingState",
     "CronJob",

@@ -35,8 +35,8 @@ class QueueMeta(ReadModel):
 
     class Meta(ReadModel.Meta):
         db_table = table("queue_meta")
-        verbose_name = _("queue settings")
-        verbose_name_plural = _("queue settings")
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
         permissions = [
             ("pause_queue", _("Can pause and resume queues")),
             ("drain_queue", _("Can drain queues")),
@@ -112,8 +112,8 @@ class KindDescriptor(_Descriptor):
 
     class Meta(_Descriptor.Meta):
         db_table = table("job_kind_descriptors")
-        verbose_name = _("kind descriptor")
-        verbose_name_plural = _("kind descriptors")
+        verbose_name = _("kind")
+        verbose_name_plural = _("kinds")
 
 
 class QueueStateCount(ReadModel):
@@ -309,8 +309,8 @@ class StorageTransitionState(ReadModel):
 
     class Meta(ReadModel.Meta):
         db_table = table("storage_transition_state")
-        verbose_name = _("storage transition")
-        verbose_name_plural = _("storage transition")
+        verbose_name = _("storage")
+        verbose_name_plural = _("storage")
         permissions = [("manage_storage", _("Can move jobs from one storage engine to the other"))]
 
 

@@ -23,7 +23,7 @@ from awa_django.planes.queue_storage.operate import pass_tombstones
 from awa_django.planes.records import PlaneName
 from awa_django.sql import statement
 
-__all__ = ["Desk", "desk", "one_look", "planes_of"]
+__all__ = ["Desk", "desk", "looking", "one_look", "planes_of"]
 
 _SCHEMA = "awa"
 
@@ -104,6 +104,12 @@ def one_look(using: str | None = None, *, statement_timeout: timedelta | None = 
             yield made
         finally:
             _looking.reset(token)
+
+
+def looking(using: str | None = None) -> Desk | None:
+    """The desk of the look that goes on at this database; None outside of any."""
+    shared = _looking.get()
+    return shared[1] if shared is not None and shared[0] == queue_alias(using) else None
 
 
 _looking: ContextVar[tuple[str, Desk] | None] = ContextVar("looking", default=None)

@@ -47,15 +47,21 @@ from awa_django.validation import checked_priority, checked_queue, checked_run_a
 
 __all__ = [
     "CANCEL",
+    "DISCARD",
+    "PURGE",
+    "RETRY",
     "RUN_NOW",
     "Selection",
     "cancel",
     "cancel_by_unique_key",
+    "count_dead_lettered",
     "dead_letter",
+    "dead_letter_verb",
     "discard",
     "move_queue",
     "move_verb",
     "purge_dead",
+    "redrive_verb",
     "retry",
     "retry_dead",
     "retry_failed",
@@ -84,11 +90,11 @@ def _dropped(taken: Taken) -> None:
     return None
 
 
-_RETRY = Verb(_again, _RETRYABLE, closes="rescue")
+RETRY = Verb(_again, _RETRYABLE, closes="rescue")
 CANCEL = Verb(_cancelled, _LIVE, yields_key=True, notifies=True)
 RUN_NOW = Verb(promote, frozenset({JobState.SCHEDULED, JobState.RETRYABLE}))
-_DISCARD = Verb(_dropped, _FAILED, dead=True)
-_PURGE = Verb(_dropped, dead=True)
+DISCARD = Verb(_dropped, _FAILED, dead=True)
+PURGE = Verb(_dropped, dead=True)
 
 
 def _apply(
@@ -156,7 +162,7 @@ def retry(
     Errors, tags, metadata and progress stay. Dead letters are not meant: :func:`retry_dead`. A job whose unique key
     another one holds stays as it is; with ``on_conflict="raise"`` it refuses the whole call with ``UniqueConflict``.
     """
-    return _apply(_RETRY, jobs, using=using, plane=plane, allow_all=allow_all, conflicts=on_conflict)
+    return _apply(RETRY, jobs, using=using, plane=plane, allow_all=allow_all, conflicts=on_conflict)
 
 
 def retry_failed(
@@ -174,7 +180,7 @@ def retry_failed(
     if (kind is None) == (queue is None):
         raise ValueError("retry_failed needs either a kind or a queue")
     chosen = JobFilter(state=JobState.FAILED, kind=kind, queue=queue)
-    changed = _apply(_RETRY, chosen, using=using, plane=plane, conflicts=on_conflict)
+    changed = _apply(RETRY, chosen, using=using, plane=plane, conflicts=on_conflict)
     if queue is None:
         return changed
     with desk(using, "queue_storage") as at:
@@ -253,7 +259,7 @@ def discard(
     if (jobs is None) == (kind is None):
         raise ValueError("discard needs either jobs or a kind")
     selection = JobFilter(kind=kind) if jobs is None else jobs
-    return _apply(_DISCARD, selection, using=using, plane=plane, allow_all=allow_all)
+    return _apply(DISCARD, selection, using=using, plane=plane, allow_all=allow_all)
 
 
 # Moving jobs that wait
@@ -319,17 +325,8 @@ def move_queue(
 # Dead letters
 
 
-def dead_letter(
-    jobs: Selection,
-    reason: str,
-    *,
-    using: str | None = None,
-    allow_all: bool = False,
-) -> Changed:
-    """Move failed jobs to the dead letters, where history does not forget them so soon.
-
-    The canonical tables have none.
-    """
+def dead_letter_verb(reason: str) -> Verb:
+    """What makes failed jobs dead letters; raises ``ValueError`` for a reason that is no text."""
 
     def decide(taken: Taken) -> Landing:
         return Landing(
@@ -345,17 +342,48 @@ def dead_letter(
 
     if not isinstance(reason, str) or not reason or "\0" in reason:
         raise ValueError(f"reason: text is needed, not {reason!r}")
-    verb = Verb(decide, _FAILED, to_dead_letters=True)
-    changed = _apply(verb, jobs, using=using, plane=None, allow_all=allow_all)
-    live = telemetry.current()
+    return Verb(decide, _FAILED, to_dead_letters=True)
+
+
+def dead_letter(
+    jobs: Selection,
+    reason: str,
+    *,
+    using: str | None = None,
+    allow_all: bool = False,
+) -> Changed:
+    """Move failed jobs to the dead letters, where history does not forget them so soon.
+
+    The canonical tables have none.
+    """
+    changed = _apply(dead_letter_verb(reason), jobs, using=using, plane=None, allow_all=allow_all)
     if isinstance(jobs, JobFilter):
+        live = telemetry.current()
         _after_commit(
             using, partial(live.dlq_moved, len(changed.jobs), reason, kind=jobs.kind, queue=jobs.queue)
         )
     else:
-        for (kind, name), count in Counter((job.kind, job.queue) for job in changed.jobs).items():
-            _after_commit(using, partial(live.dlq_moved, count, reason, kind=kind, queue=name))
+        _after_commit(using, partial(count_dead_lettered, changed.jobs, reason))
     return changed
+
+
+def count_dead_lettered(jobs: Iterable[Job], reason: str) -> None:
+    """Count jobs that became dead letters, by kind and queue; after the commit."""
+    for (kind, name), count in Counter((job.kind, job.queue) for job in jobs).items():
+        telemetry.current().dlq_moved(count, reason, kind=kind, queue=name)
+
+
+def redrive_verb(run_at: datetime | None, priority: int | None, queue: str | None) -> Verb:
+    """What has dead letters run again: now, or at an instant to come; on this queue and at this priority, if given."""
+
+    def decide(taken: Taken) -> Landing:
+        moved = replace(taken, queue=queue or taken.queue, priority=priority or taken.priority)
+        landing = _again(moved).replace(progress=None)
+        if run_at is not None and run_at > taken.taken_at:
+            return landing.replace(state=JobState.SCHEDULED, run_at=run_at)
+        return landing
+
+    return Verb(decide, dead=True)
 
 
 def retry_dead(
@@ -373,18 +401,11 @@ def retry_dead(
     Errors, tags and metadata stay, progress does not. A job whose unique key another one holds stays a dead letter;
     with ``on_conflict="raise"`` it refuses the whole call with ``UniqueConflict``.
     """
-    due = checked_run_at(run_at)
-    rank = None if priority is None else checked_priority(priority)
-    name = None if queue is None else checked_queue(queue)
-
-    def decide(taken: Taken) -> Landing:
-        moved = replace(taken, queue=name or taken.queue, priority=rank or taken.priority)
-        landing = _again(moved).replace(progress=None)
-        if due is not None and due > taken.taken_at:
-            return landing.replace(state=JobState.SCHEDULED, run_at=due)
-        return landing
-
-    verb = Verb(decide, dead=True)
+    verb = redrive_verb(
+        checked_run_at(run_at),
+        None if priority is None else checked_priority(priority),
+        None if queue is None else checked_queue(queue),
+    )
     changed = _apply(
         verb, jobs, using=using, plane="queue_storage", allow_all=allow_all, conflicts=on_conflict
     )
@@ -398,7 +419,7 @@ def purge_dead(
     allow_all: bool = False,
 ) -> Changed:
     """Forget dead letters for good. Their unique keys are free (H-07)."""
-    changed = _apply(_PURGE, jobs, using=using, plane="queue_storage", allow_all=allow_all)
+    changed = _apply(PURGE, jobs, using=using, plane="queue_storage", allow_all=allow_all)
     return _counted(changed, telemetry.current().dlq_purged, using)
 
 

@@ -23,6 +23,7 @@ import psycopg
 from awa_django import __version__, telemetry
 from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
+from awa_django.errors import said
 from awa_django.planes.base import Cursor
 from awa_django.sql import statement
 from awa_django.worker.descriptors import Descriptor, hashes, sync
@@ -163,7 +164,8 @@ class Instance:
 class Reporter(Service):
     """Reports every ``SNAPSHOT_INTERVAL``, at the start of a shutdown (:meth:`report_now`), and once more at its end.
 
-    ``numbers`` is asked from this thread. An error is logged and the next report tries again.
+    ``numbers`` is asked from this thread. ``beside`` may ask the database something in the transaction of each report,
+    which spares it a transaction of its own. An error is logged and the next report tries again.
     """
 
     def __init__(
@@ -172,8 +174,10 @@ class Reporter(Service):
         numbers: Callable[[], Numbers],
         *,
         connection: Callable[[], psycopg.Connection[Any]] | None = None,
+        beside: Callable[[Cursor], None] = lambda cursor: None,
     ) -> None:
         super().__init__("reporter")
+        self._beside = beside
         self.instance = instance
         self.numbers = numbers
         self._open = connection or (
@@ -212,6 +216,7 @@ class Reporter(Service):
                 self.instance.report(cursor, numbers)
                 if not numbers.shutting_down:
                     self.instance.describe(cursor)
+                    self._beside(cursor)
             if not numbers.shutting_down:
                 show(
                     self._telemetry,
@@ -222,4 +227,4 @@ class Reporter(Service):
         except psycopg.Error as error:
             if connection.closed or connection.broken:
                 raise
-            logger.warning("this worker could not report itself, and tries again: %s", str(error).strip())
+            logger.warning("this worker could not report itself, and tries again: %s", said(error))

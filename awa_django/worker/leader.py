@@ -20,20 +20,19 @@ import psycopg
 from awa_django import telemetry
 from awa_django.conf import Settings
 from awa_django.db import connect
+from awa_django.errors import without_details
 from awa_django.followups import leave_connections
 from awa_django.jobs import Landed
 from awa_django.maintenance import Context, Duty, Timetable, metrics, timetable
+from awa_django.operations.leading import LEADER_KEY
 from awa_django.planes.base import Plane
 from awa_django.settle import announce, follow_rescues, rescue_notices
 from awa_django.sql import statement
 from awa_django.worker.service import Service
 
-__all__ = ["LEADER_KEY", "Leadership", "LeadershipLost"]
+__all__ = ["Leadership", "LeadershipLost"]
 
 logger = logging.getLogger("awa_django.worker")
-
-#: The advisory lock of the leader, of every worker of whatever origin: 0x4157415f4d41494e, "AWA_MAIN".
-LEADER_KEY = 4708303813012965710
 
 
 class LeadershipLost(psycopg.OperationalError):
@@ -150,7 +149,8 @@ class Leadership(Service):
             if self._connection is not None:
                 follow_rescues(self._connection, told)
             announce(told)
-        except Exception:
+        except Exception as error:
+            without_details(error)
             logger.exception("what follows a rescue failed; the jobs themselves are back in their queues")
         finally:
             leave_connections()

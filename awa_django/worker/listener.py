@@ -1,4 +1,4 @@
-"""Notifications: new jobs and cancellations (contract: runtime/dispatcher section 3, runtime/attempt section 2)."""
+"""Notifications: new jobs, cancellations, batch operations (contract: runtime/dispatcher 3, runtime/attempt 2)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CANCEL_CHANNEL = "awa:cancel"
 class Listener(Service):
     """One session that listens for all queues of this process and for cancellations.
 
-    After a reconnect every queue is woken once, since notifications were missed. While it is not alive the
-    dispatchers poll.
+    ``notices`` are further channels, by name, and what to call. After a reconnect everything is called once, since
+    notifications were missed. While it is not alive the dispatchers poll.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class Listener(Service):
         *,
         cancel: Callable[[int, int], None],
         connect: Callable[[], psycopg.Connection[Any]],
+        notices: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
         super().__init__("listener")
-        self._wake = {channel(queue): call for queue, call in wake.items()}
+        self._wake = {channel(queue): call for queue, call in wake.items()} | dict(notices or {})
         self._cancel = cancel
         self._connect = connect
         #: What stopping is told through, while the thread runs; both ends are closed when it ends.

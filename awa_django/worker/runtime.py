@@ -20,10 +20,11 @@ from awa_django import telemetry
 from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
 from awa_django.encoding import encode
-from awa_django.errors import InvalidJob
+from awa_django.errors import InvalidJob, said
 from awa_django.jobs import RESULT_KEY, UNKNOWN_KIND_KEY
 from awa_django.outcomes import Completed, Outcome, Postponed, Snooze, Terminal
 from awa_django.planes.base import Plane, Settlement
+from awa_django.redaction import shown_text
 from awa_django.registry import registry
 from awa_django.settle import announce, listening, notices
 from awa_django.sql import statement
@@ -85,7 +86,8 @@ class Runtime:
 
     ``start`` returns when the worker claims; ``stop`` drains and returns what became of the rest. ``plane`` is what
     the worker serves until it ends, ``instance_id`` what other processes know this one by. ``shares_ids`` says that an
-    attempt of the other storage may go by the same numbers as one of this.
+    attempt of the other storage may go by the same numbers as one of this. ``notices`` are channels that other parts
+    of the process want to hear from.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Runtime:
         plane: Plane,
         instance_id: uuid.UUID | None = None,
         shares_ids: bool = False,
+        notices: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
         self.settings = settings
         #: What is measured and traced, decided here for as long as the worker runs.
@@ -103,6 +106,7 @@ class Runtime:
         self._traced = self.telemetry.tracing
         if instance_id is not None:
             self.telemetry.instance = str(instance_id)
+        self.telemetry.shown_text = shown_text
         self._shares_ids = shares_ids
         self.queues = {queue.name: queue for queue in queues}
         self.plane = plane
@@ -151,6 +155,7 @@ class Runtime:
             {queue.name: partial(self._wake, queue) for queue in queues},
             cancel=self._told_to_cancel,
             connect=session_opener(settings, "listen"),
+            notices=notices,
         )
         self.claiming_stopped = threading.Event()
         #: Told in how many seconds a job that ended here is due again, for a leader in this process.
@@ -297,7 +302,7 @@ class Runtime:
                 self.heartbeat.flush(flight)
             except (psycopg.Error, OSError) as error:
                 # The next heartbeat finds out as well.
-                logger.warning("whether job %d is cancelled is not known yet: %s", job_id, str(error).strip())
+                logger.warning("whether job %d is cancelled is not known yet: %s", job_id, said(error))
 
     def cancel(self, job_id: int, run_lease: int) -> None:
         """Raise the flag of an attempt, if this process holds it."""

@@ -18,10 +18,11 @@ import psycopg
 import pytest
 
 from awa_django.conf import Settings
+from awa_django.operations.leading import LEADER_KEY
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.worker.exit_codes import Exit
-from awa_django.worker.leader import LEADER_KEY, Leadership
+from awa_django.worker.leader import Leadership
 from tests import invariants, moves
 from tests.moves import Moving
 from tests.planes.conftest import world, world_database

@@ -15,6 +15,7 @@ from psycopg.types.multirange import Multirange
 
 from awa_django import models as awa_models
 from awa_django.models import (
+    BulkOperation,
     ClaimRingSlot,
     DlqEntry,
     Job,
@@ -29,7 +30,11 @@ from awa_django.models import (
 from awa_django.models.columns import ReadModel
 from awa_django.states import JobState
 
-MODELS = [model for model in apps.get_app_config("awa_django").get_models() if issubclass(model, ReadModel)]
+EVERY_MODEL = [
+    model for model in apps.get_app_config("awa_django").get_models() if issubclass(model, ReadModel)
+]
+#: Those of the shared schema; Django makes the tables of the others.
+MODELS = [model for model in EVERY_MODEL if not model._meta.managed]
 COMPOSITE = [model for model in MODELS if isinstance(model._meta.pk, models.CompositePrimaryKey)]
 
 COLUMNS = """
@@ -66,7 +71,17 @@ def test_every_relation_has_a_model_and_every_model_a_relation() -> None:
 
 
 def test_every_public_model_is_exported() -> None:
-    assert {model.__name__ for model in MODELS} == set(awa_models.__all__) - {"table"}
+    assert {model.__name__ for model in EVERY_MODEL} == set(awa_models.__all__) - {"table"}
+
+
+def test_only_what_other_clients_do_not_know_lies_outside_the_shared_schema() -> None:
+    assert [model for model in EVERY_MODEL if model._meta.managed] == [awa_models.BulkOperation]
+    assert fetched("SELECT 'awa_django_batchoperation'::regclass::oid::regclass::text") == [
+        ("awa_django_batchoperation",)
+    ]
+    assert not BulkOperation._meta.db_table.startswith('"awa"')
+    with pytest.raises(TypeError, match="read-only"):
+        BulkOperation.objects.create(op_kind="cancel")
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
@@ -253,7 +268,9 @@ def test_rows_can_be_locked() -> None:
             Job,
             {
                 "view_job",
+                "view_job_payload",
                 "retry_job",
+                "run_job_now",
                 "cancel_job",
                 "change_job_priority",
                 "move_job",

@@ -18,12 +18,13 @@ import pytest
 from awa_django.conf import Settings
 from awa_django.jobs import Landed
 from awa_django.maintenance import Context, Duty
+from awa_django.operations.leading import LEADER_KEY
 from awa_django.outcomes import Rescued
 from awa_django.planes.base import Stale
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.transitions import land_one
-from awa_django.worker.leader import LEADER_KEY, Leadership
+from awa_django.worker.leader import Leadership
 from awa_django.worker.process import Worker
 from awa_django.worker.scheduler import Scheduler
 from awa_django.worker.storage import resolve_storage
@@ -199,18 +200,21 @@ def test_while_canonical_jobs_are_left_a_leader_promotes_them_too(
     wait_for(lambda: world.rows("SELECT FROM awa.jobs_hot WHERE state = 'available'"))
 
 
-def test_maintenance_is_alive_while_both_of_its_threads_are(world: World) -> None:
+def test_maintenance_is_alive_while_all_of_its_threads_are(world: World) -> None:
     """contract: runtime/shutdown-health section 3; whether it leads or stands by does not matter."""
     storage = resolve_storage(world.connection, "auto")
     process = Worker(Settings(), [])
     process._build(storage)
     assert process.leader is not None
     assert process.scheduler is not None
+    assert process.bulk is not None
+    parts = (process.leader, process.scheduler, process.bulk)
     answers = []
-    for leader, scheduler in ((True, True), (True, False), (False, True)):
-        process.leader.alive, process.scheduler.alive = leader, scheduler
+    for dead in (None, *parts):
+        for part in parts:
+            part.alive = part is not dead
         answers.append(process._numbers().maintenance_alive)
-    assert answers == [True, False, False]
+    assert answers == [True, False, False, False]
     assert not process._numbers().leader
     follower = Worker(Settings(), [], lead=False)
     follower._build(storage)

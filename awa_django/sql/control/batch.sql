@@ -202,3 +202,13 @@ left_over AS (
 )
 SELECT *
 FROM over;
+
+-- name: problems
+-- Jobs of an operation whose change failed.
+-- rows:  one for each, at most limit: its id, that it failed, and the error
+-- locks: none
+SELECT job_id, 'error', error
+FROM awa.batch_operation_items
+WHERE operation_id = %(id)s::uuid AND state = 'errored'
+ORDER BY job_id
+LIMIT %(limit)s;

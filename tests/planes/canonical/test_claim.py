@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from awa_django.db import _load_json
+from awa_django.db import read_json
 from awa_django.jobs import NO_RECEIPT
 from awa_django.outcomes import Failed
 from awa_django.planes.base import Claimed
@@ -127,7 +127,7 @@ def test_a_payload_that_cannot_be_read_comes_as_such_beside_the_others(canonical
         "UPDATE awa.jobs_hot SET metadata = jsonb_build_object('n', repeat('9', 5000)::numeric) WHERE id = %s",
         ids[2],
     )
-    psycopg.types.json.set_json_loads(_load_json, canonical.connection)
+    psycopg.types.json.set_json_loads(read_json, canonical.connection)
     attempts = canonical.claim()
     assert [attempt.job_id for attempt in attempts] == ids
     assert attempts[1].payload is not None

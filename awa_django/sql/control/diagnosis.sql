@@ -1,0 +1,23 @@
+-- What keeps a queue from working, seen from the whole database (operations.why, operations.doctor).
+
+-- name: standing
+-- How a queue is set, and the time.
+-- rows:  one
+-- locks: none
+SELECT statement_timestamp() AS now, coalesce(meta.paused, false) AS paused, meta.paused_at, meta.paused_by
+FROM (VALUES (%(queue)s::text)) AS asked (queue)
+LEFT JOIN awa.queue_meta AS meta USING (queue);
+
+-- name: leader
+-- The session that leads the fleet. Of other roles' sessions only the process id may be visible.
+-- rows:  at most one
+-- locks: none
+SELECT held.pid, activity.application_name, activity.client_addr::text, activity.state, activity.backend_start
+FROM pg_catalog.pg_locks AS held
+LEFT JOIN pg_catalog.pg_stat_activity AS activity USING (pid)
+WHERE held.locktype = 'advisory'
+    AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+    AND held.classid::bigint = %(key)s::bigint >> 32
+    AND held.objid::bigint = %(key)s::bigint & 4294967295
+    AND held.objsubid = 1
+    AND held.granted;

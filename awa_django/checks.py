@@ -5,32 +5,60 @@ awa.E001   a wrong setting in ``AWA``
 awa.E002   the queue's database is not in ``DATABASES``, or is not PostgreSQL
 awa.E003   annotations of a job that cannot be read, so that its arguments cannot be restored
 awa.E004   the server is older than PostgreSQL 14 (with ``--database``)
+awa.E005   a receiver of callbacks without a secret to check signatures with
+awa.E010   the client of an HTTP job cannot be imported
+awa.E011   the function that ``REDACT`` names cannot be imported
 awa.W001   LISTEN behind a pooler that hands out a session for each transaction
 awa.W002   the queue is in another database than the project's rows
 awa.W003   unique states that a job can leave and take again
 awa.W004   jobs for a queue that no worker serves by default
 awa.W005   options of a queue that mean nothing with, or without, ``GLOBAL_MAX_WORKERS``
 awa.W006   a queue that can never run a job
+awa.W007   ``CALLBACK_UNSIGNED`` beside ``CALLBACK_SECRETS``, where it means nothing
+awa.W010   a function that is to call back and is not told where
+awa.W011   a function whose callbacks are not signed
+awa.W012   a signature that travels without TLS
+awa.W013   callbacks that this project's own receiver refuses, for they are signed with another secret
 =========  =====================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.apps import AppConfig
+from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.urls import URLPattern, URLResolver, get_resolver
 
 from awa_django.conf import QueueConfig, Settings, get_settings, setting_faults
 from awa_django.enqueue import queue_alias
 from awa_django.errors import ConfigurationError
+from awa_django.http_jobs import (
+    HttpJobKind,
+    callback_prefix,
+    client_of,
+    http_kinds,
+    own_prefix,
+    signing_secret,
+)
+from awa_django.http_options import HttpOptions
+from awa_django.redaction import redactor
 from awa_django.registry import registry
 from awa_django.schema import MINIMUM_SERVER
 from awa_django.uniqueness import mask_hazards
 
-__all__ = ["check_jobs", "check_server", "check_settings"]
+__all__ = [
+    "check_http_jobs",
+    "check_jobs",
+    "check_receiver",
+    "check_redaction",
+    "check_server",
+    "check_settings",
+]
 
 
 @register("awa")
@@ -131,6 +159,125 @@ def _job_faults() -> Iterator[CheckMessage]:
                 obj=kind.name,
                 id="awa.W004",
             )
+
+
+@register("awa")
+def check_http_jobs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """The kinds whose jobs a function elsewhere runs. Asks no function."""
+    return [] if setting_faults() else [fault for kind in http_kinds() for fault in _http_faults(kind)]
+
+
+def _http_faults(kind: HttpJobKind) -> Iterator[CheckMessage]:
+    http = kind.http
+    try:
+        client_of(http)
+    except ConfigurationError as error:
+        yield Error(
+            f"HTTP job {kind.kind!r}: {error}",
+            hint="Correct the option client: a function from HttpCall to HttpReply, or its dotted path.",
+            obj=kind.name,
+            id="awa.E010",
+        )
+    if http.is_sync:
+        return
+    secret, base = signing_secret(http), http.callback_base_url
+    if base is None:
+        yield Warning(
+            f"HTTP job {kind.kind!r} waits for a callback, and its function is not told where to send it.",
+            hint="Set callback_base_url to where the function reaches the receiver, such as https://shop.example; "
+            "silence this where the function knows.",
+            obj=kind.name,
+            id="awa.W010",
+        )
+    if secret is None:
+        yield Warning(
+            f"HTTP job {kind.kind!r} has no secret: its function cannot tell who calls it, and sends its callbacks "
+            "unsigned.",
+            hint="Set AWA['CALLBACK_SECRETS'], or the secret of this kind, to one from `openssl rand -hex 32`.",
+            obj=kind.name,
+            id="awa.W011",
+        )
+        return
+    if plain := [url for url in (http.origin, base) if url is not None and _is_exposed(url)]:
+        yield Warning(
+            f"HTTP job {kind.kind!r} sends its signature without TLS ({', '.join(plain)}): whoever reads it can end "
+            "the job.",
+            hint="Use https.",
+            obj=kind.name,
+            id="awa.W012",
+        )
+    known = get_settings().callback_secrets
+    if http.secret is not None and http.secret not in known and base is not None and _is_own_receiver(http):
+        yield Warning(
+            f"HTTP job {kind.kind!r} signs with a secret that is not in AWA['CALLBACK_SECRETS']: the receiver of this "
+            "project refuses its callbacks.",
+            hint="Add the secret to AWA['CALLBACK_SECRETS'], or leave it out and the first of those is used.",
+            obj=kind.name,
+            id="awa.W013",
+        )
+
+
+def _is_own_receiver(http: HttpOptions) -> bool:
+    """Whether callbacks come to this project, as far as one can tell."""
+    return callback_prefix(http).strip("/") == (own_prefix() or "").strip("/") != ""
+
+
+def _is_exposed(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1")
+
+
+@register("awa")
+def check_redaction(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """The project's function that says what may be shown."""
+    if setting_faults():
+        return []
+    try:
+        redactor()
+    except ConfigurationError as error:
+        return [
+            Error(str(error), hint="Correct it: pages that show values fail until then.", id="awa.E011"),
+        ]
+    return []
+
+
+@register("awa")
+def check_receiver(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Whether callbacks that arrive over HTTP are signed, where the project's URLs take any."""
+    if setting_faults():
+        return []
+    settings = get_settings()
+    if settings.callback_secrets and settings.callback_unsigned:
+        return [
+            Warning(
+                "AWA['CALLBACK_UNSIGNED'] means nothing beside AWA['CALLBACK_SECRETS']: every callback must be signed.",
+                hint="Remove one of them.",
+                id="awa.W007",
+            )
+        ]
+    if settings.callback_secrets or settings.callback_unsigned:
+        return []
+    if not getattr(django_settings, "ROOT_URLCONF", None) or not _receives(get_resolver().url_patterns):
+        return []
+    return [
+        Error(
+            "The project's URLs include the receiver of callbacks, and there is no secret to check signatures with: "
+            "it refuses every call.",
+            hint="Set AWA['CALLBACK_SECRETS'] to a list of secrets from `openssl rand -hex 32`; or, where whoever "
+            "knows an id may answer, AWA['CALLBACK_UNSIGNED'] to True.",
+            id="awa.E005",
+        )
+    ]
+
+
+def _receives(patterns: Iterable[URLPattern | URLResolver]) -> bool:
+    """Whether the receiver is among these patterns, below any include and any decorator that keeps its attributes."""
+    return any(
+        _receives(each.url_patterns)
+        if isinstance(each, URLResolver)
+        else hasattr(each.callback, "awa_receiver")
+        for each in patterns
+    )
 
 
 @register(Tags.database)

@@ -55,6 +55,9 @@ AWA = {
     # OTEL_TRACES_EXPORTER=console, or an endpoint for OTLP, switches OpenTelemetry on (observability.py); a trace then
     # goes on from the request to the job and to what follows it.
     "TRACE_CAPTURE": observability.exporter_of("traces") is not None,
+    # What others than the bank sign with, who has secrets of its own and could otherwise end a payment's job without
+    # its payment.
+    "CALLBACK_SECRETS": env.list("AWA_RECEIVER_SECRETS", default=["a3" * 32]),
 }
 
 # Where the bank reaches the shop, and what it signs its calls with; of several secrets the new one comes first.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -16,16 +18,21 @@ from django.db import OperationalError as DjangoOperationalError
 from awa_django.conf import QueueConfig, Settings
 from awa_django.db import connect
 from awa_django.jobs import Landed
+from awa_django.operations.batch import BULK_CHANNEL
+from awa_django.operations.rights import missing_rights
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.registry import registry
 from awa_django.schema import check_schema
+from awa_django.worker.bulk import Bulk
 from awa_django.worker.descriptors import Descriptor
 from awa_django.worker.exit_codes import Exit
+from awa_django.worker.health import HealthListener, Look, readiness_of_worker
 from awa_django.worker.instance import Instance, Numbers, Reporter
 from awa_django.worker.leader import Leadership
 from awa_django.worker.runtime import Runtime, Stopped, session_opener
 from awa_django.worker.scheduler import Scheduler
+from awa_django.worker.service import Service
 from awa_django.worker.storage import Storage, resolve_storage
 
 __all__ = ["Worker"]
@@ -41,24 +48,37 @@ LEAVE_SECONDS = 2.0
 
 class Worker:
     """Runs jobs of some queues and takes part in leading the fleet. ``queues`` may be empty: then it only leads.
+    ``listening`` is the socket at which it says how it does, if it is asked to.
 
     ``prepare`` checks that it can start and decides which storage it serves, ``start`` starts, ``stop`` drains and
     answers with the exit code.
     """
 
-    def __init__(self, settings: Settings, queues: Sequence[QueueConfig], *, lead: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        queues: Sequence[QueueConfig],
+        *,
+        lead: bool = True,
+        listening: socket.socket | None = None,
+    ) -> None:
         self.settings = settings
         self.queues = queues
         self.lead = lead
+        self.listening = listening
 
     def _build(self, storage: Storage) -> None:
         settings, instance_id = self.settings, uuid.uuid4()
+        self.bulk = (
+            Bulk(settings, self._leads, connection=session_opener(settings, "bulk")) if self.lead else None
+        )
         self.runtime = Runtime(
             settings,
             self.queues,
             plane=storage.plane,
             instance_id=instance_id,
             shares_ids=storage.shares_ids,
+            notices={} if self.bulk is None else {BULK_CHANNEL: self.bulk.wake},
         )
         self.leader = (
             Leadership(
@@ -88,7 +108,12 @@ class Worker:
             ),
             self._numbers,
             connection=session_opener(settings, "report", repeatable=True),
+            **({} if self.bulk is None else {"beside": self.bulk.look}),
         )
+        self.health: list[Service] = []
+        if self.listening is not None:
+            look = Look(session_opener(settings, "health"))
+            self.health = [look, HealthListener(self.listening, readiness_of_worker(self._numbers, look))]
 
     def prepare(self) -> str:
         """Check schema and storage; a line that says what this worker works on.
@@ -102,6 +127,7 @@ class Worker:
             ) as session:
                 facts = check_schema(session)
                 storage = resolve_storage(session, self.settings.transition_role)
+                self._warn_of_rights(session)
                 info = session.info
                 where = f"{info.dbname} at {info.host or 'local socket'}"
                 server = info.server_version
@@ -117,9 +143,9 @@ class Worker:
             f"schema {facts.version}, PostgreSQL {server // 10000}.{server % 10000}, database {where}"
         )
 
-    def _of_leader(self) -> list[Leadership | Scheduler]:
+    def _of_leader(self) -> list[Leadership | Scheduler | Bulk]:
         """What a process that may lead has beside its runtime."""
-        return [service for service in (self.leader, self.scheduler) if service is not None]
+        return [service for service in (self.leader, self.scheduler, self.bulk) if service is not None]
 
     def _leads(self) -> bool:
         return self.leader is not None and self.leader.is_leader
@@ -137,6 +163,8 @@ class Worker:
         for service in self._of_leader():
             service.start()
         self.reporter.start()
+        for asked in self.health:
+            asked.start()
 
     def wait_idle(self, ahead: timedelta, stop: threading.Event) -> bool:
         """Wait until the queues hold nothing that is due within ``ahead``; False if ``stop`` was set first."""
@@ -153,9 +181,13 @@ class Worker:
                 service.cancel()
         for service in self._of_leader():
             service.join(LEAVE_SECONDS)
-        # Last, so that what it says is final.
+        # Last, so that what they say is final.
         self.reporter.stop()
         self.reporter.join(LEAVE_SECONDS)
+        for asked in self.health:
+            asked.stop()
+        for asked in self.health:
+            asked.join(LEAVE_SECONDS)
         return self._exit_code(stopped, hurried=hurry.is_set())
 
     @staticmethod
@@ -188,6 +220,12 @@ class Worker:
         for item in landed:
             if item.landing.taken.canonical == self.runtime.is_canonical:
                 self.runtime.cancel(item.landing.taken.job_id, item.landing.taken.run_lease)
+
+    def _warn_of_rights(self, session: psycopg.Connection[Any]) -> None:
+        with session.cursor() as cursor:
+            _, lacks = missing_rights(cursor, leads=self.lead)
+        for lack in lacks:
+            logger.warning("%s %s", lack.sentence, lack.hint)
 
     def _warn_of_thread_limits(self) -> None:
         timed = sorted(name for name, kind in registry.items() if kind.timeout and not kind.is_async)

@@ -8,16 +8,20 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from django.utils.autoreload import get_child_arguments
 
 from awa_django.worker.exit_codes import Exit
+from awa_django.worker.health import HealthListener, readiness_of_children
 
-__all__ = ["CHILD_VARIABLE", "Supervisor", "supervisor_is_gone"]
+__all__ = ["CHILD_VARIABLE", "HEALTH_VARIABLE", "Supervisor", "supervisor_is_gone"]
 
 logger = logging.getLogger("awa_django.worker")
 
@@ -25,6 +29,8 @@ logger = logging.getLogger("awa_django.worker")
 CHILD_VARIABLE = "AWA_WORKER_CHILD"
 #: And this to the process number of its supervisor.
 SUPERVISOR_VARIABLE = "AWA_WORKER_SUPERVISOR"
+#: And this to the path of the socket where the supervisor asks how it does, if anybody asks the supervisor.
+HEALTH_VARIABLE = "AWA_WORKER_HEALTH_SOCKET"
 
 #: Between two looks at the children.
 WATCH_SECONDS = 0.2
@@ -45,9 +51,10 @@ def supervisor_is_gone() -> bool:
 class Child:
     """One worker process and its restarts."""
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str], health: Path | None = None) -> None:
         self.number = number
         self._command = command
+        self._health = health
         self._pause = FIRST_PAUSE
         self._started = 0.0
         self.again_at: float | None = None
@@ -61,6 +68,8 @@ class Child:
             CHILD_VARIABLE: str(self.number),
             SUPERVISOR_VARIABLE: str(os.getpid()),
         }
+        if self._health is not None:
+            environment[HEALTH_VARIABLE] = str(self._health)
         self.process = subprocess.Popen(self._command, env=environment, start_new_session=True)
         self._started = time.monotonic()
         self.again_at = None
@@ -84,11 +93,23 @@ class Child:
 
 
 class Supervisor:
-    """Starts children, starts them again when they die, passes signals on, and sums up how they ended."""
+    """Starts children, starts them again when they die, passes signals on, and sums up how they ended.
 
-    def __init__(self, count: int, *, drain: bool) -> None:
+    ``listening`` is the socket at which it says how they do, if it is asked to.
+    """
+
+    def __init__(self, count: int, *, drain: bool, listening: socket.socket | None = None) -> None:
         command = get_child_arguments()
-        self._children = [Child(number + 1, command) for number in range(count)]
+        numbers = range(1, count + 1)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._health: HealthListener | None = None
+        sockets: list[Path | None] = [None for _ in numbers]
+        if listening is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="awa-worker-")
+            paths = [Path(self._folder.name, f"{number}.sock") for number in numbers]
+            self._health = HealthListener(listening, readiness_of_children(paths))
+            sockets = [*paths]
+        self._children = [Child(number, command, path) for number, path in zip(numbers, sockets, strict=True)]
         self._drain = drain
         self._stopping = threading.Event()
 
@@ -100,13 +121,22 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until all children have ended; returns the worst of their exit codes."""
-        for child in self._children:
-            self._start(child)
-        while any(child.code is None for child in self._children):
+        if self._health is not None:
+            self._health.start()
+        try:
             for child in self._children:
-                if child.code is None:
-                    self._look_after(child)
-            time.sleep(WATCH_SECONDS)
+                self._start(child)
+            while any(child.code is None for child in self._children):
+                for child in self._children:
+                    if child.code is None:
+                        self._look_after(child)
+                time.sleep(WATCH_SECONDS)
+        finally:
+            if self._health is not None:
+                self._health.stop()
+                self._health.join(WATCH_SECONDS)
+            if self._folder is not None:
+                self._folder.cleanup()
         return max(child.code or 0 for child in self._children)
 
     def _start(self, child: Child) -> None:

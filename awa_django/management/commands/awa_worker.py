@@ -7,11 +7,13 @@ import logging
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
@@ -23,11 +25,14 @@ from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError, ConfigurationError
 from awa_django.queue_names import queue_name_fault
 from awa_django.worker.exit_codes import Exit
+from awa_django.worker.health import tcp_socket, unix_socket
 from awa_django.worker.process import Worker
-from awa_django.worker.supervisor import CHILD_VARIABLE, Supervisor, supervisor_is_gone
+from awa_django.worker.supervisor import CHILD_VARIABLE, HEALTH_VARIABLE, Supervisor, supervisor_is_gone
 
 #: Between two looks of a child at whether its supervisor lives.
 SUPERVISOR_LOOK_SECONDS = 1.0
+#: The address of /healthz and /readyz, where no option gives one.
+HEALTH_ADDRESS_VARIABLE = "AWA_HEALTH_ADDR"
 
 
 class Command(BaseCommand):
@@ -82,6 +87,18 @@ class Command(BaseCommand):
             choices=TRANSITION_ROLES,
             help="what this worker is for while the fleet moves to queue storage (setting: TRANSITION_ROLE, auto)",
         )
+        health = parser.add_mutually_exclusive_group()
+        health.add_argument(
+            "--health-addr",
+            metavar="HOST:PORT",
+            help="answer GET /healthz and /readyz there (environment: AWA_HEALTH_ADDR, setting: HEALTH_ADDR)",
+        )
+        health.add_argument(
+            "--health-port",
+            type=_port,
+            metavar="N",
+            help="the same on every IPv4 interface, as probes of a container need it: 0.0.0.0:N",
+        )
         maintenance = parser.add_mutually_exclusive_group()
         maintenance.add_argument(
             "--no-maintenance",
@@ -134,9 +151,10 @@ class Command(BaseCommand):
         queues = [] if options["maintenance_only"] else self._queues(settings, options)
         if options["drain"] and options["maintenance_only"]:
             raise ConfigurationError("--drain waits for jobs, --maintenance-only runs none; drop one of them")
+        listening = self._listening(settings, options)
         if signals is None:
-            return self._supervise(options["processes"], drain=options["drain"])
-        worker = Worker(settings, queues, lead=not options["no_maintenance"])
+            return self._supervise(options["processes"], drain=options["drain"], listening=listening)
+        worker = Worker(settings, queues, lead=not options["no_maintenance"], listening=listening)
         self.stdout.write(f"awa_worker {__version__}, {worker.prepare()}")
         self.stdout.flush()
         worker.start()
@@ -150,8 +168,19 @@ class Command(BaseCommand):
         return int(worker.stop(signals.second))
 
     @staticmethod
-    def _supervise(processes: int, *, drain: bool) -> int:
-        supervisor = Supervisor(processes, drain=drain)
+    def _listening(settings: Settings, options: dict[str, Any]) -> socket.socket | None:
+        """The socket at which this process says how it does; a child does so for its supervisor alone."""
+        if CHILD_VARIABLE in os.environ:
+            path = os.environ.get(HEALTH_VARIABLE)
+            return None if path is None else unix_socket(Path(path))
+        if options["health_port"] is not None:
+            return tcp_socket(f"0.0.0.0:{options['health_port']}")
+        address = options["health_addr"] or os.environ.get(HEALTH_ADDRESS_VARIABLE) or settings.health_addr
+        return None if address is None else tcp_socket(address)
+
+    @staticmethod
+    def _supervise(processes: int, *, drain: bool, listening: socket.socket | None) -> int:
+        supervisor = Supervisor(processes, drain=drain, listening=listening)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: supervisor.signal(signal.Signals(number)))
         return supervisor.run()
@@ -249,6 +278,12 @@ class _Signals:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"a port from 1 to 65535 is needed, not {text!r}")
     return int(text)
 
 

@@ -68,6 +68,7 @@ class Command(BaseCommand):
             running["worker"] = processes.start("awa_worker")
             self.wait_for_web_server(running, host, port)
             self.stdout.write(f"\nThe admin:  http://{host}:{port}/admin/  {hint}")
+            self.stdout.write(f"Its health: http://{host}:{port}/awa/health/?require=workers,leader")
             for line in OFFERED:
                 self.stdout.write(f"  {line}")
             self.stdout.write("Ctrl-C stops everything.\n\n")

@@ -1,0 +1,165 @@
+"""Which jobs a verb is about: ids, or options that a job must match."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from awa_django.console.text import count
+from awa_django.console.tree import Argument, Call, argument, usage
+from awa_django.operations import JobFilter
+from awa_django.states import JobState
+
+__all__ = [
+    "FILTERS",
+    "IDS",
+    "duration",
+    "filter_of",
+    "limit",
+    "moment_ago",
+    "positive",
+    "selection_of",
+    "words_of",
+]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def duration(text: str) -> timedelta:
+    """A duration such as ``90s``, ``15m``, ``2h`` or ``3d``; a bare number is seconds."""
+    found = _DURATION.fullmatch(text.strip() if not text.strip().isdecimal() else f"{text.strip()}s")
+    try:
+        if found:
+            return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+    except OverflowError:
+        pass
+    raise argparse.ArgumentTypeError(f"a duration such as 90s, 15m, 2h or 3d is needed, not {text!r}")
+
+
+def moment_ago(text: str) -> datetime:
+    """An instant: ISO 8601, in the project's time zone unless it says another, or a duration back from now."""
+    try:
+        given = parse_datetime(text)
+    except ValueError:
+        given = None
+    if given is None and re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        given = parse_datetime(f"{text}T00:00:00")
+    if given is not None:
+        return timezone.make_aware(given) if timezone.is_naive(given) else given
+    try:
+        return timezone.now() - duration(text)
+    except (argparse.ArgumentTypeError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"a time such as 2026-03-01T09:30, or how long ago, such as 2h, is needed, not {text!r}"
+        ) from None
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
+    return int(text)
+
+
+def limit(default: int) -> Argument:
+    """The option that says how many are listed."""
+    return argument(
+        "--limit",
+        type=positive,
+        default=default,
+        metavar="N",
+        help=f"list so many at most; default {default}",
+    )
+
+
+IDS = argument("ids", nargs="*", type=int, metavar="ID", help="a job's id; several may be given")
+
+_STATES = ", ".join(state.value for state in JobState)
+_FILTERS: Mapping[str, Argument] = {
+    "state": argument(
+        "--state",
+        action="append",
+        dest="states",
+        choices=[state.value for state in JobState],
+        metavar="STATE",
+        help=f"jobs in this state, may be given several times: {_STATES}",
+    ),
+    "kind": argument("--kind", metavar="KIND", help="jobs of this kind"),
+    "queue": argument("--queue", metavar="QUEUE", help="jobs of this queue"),
+    "tag": argument("--tag", metavar="TAG", help="jobs that have this tag"),
+    "created-after": argument(
+        "--created-after",
+        type=moment_ago,
+        dest="created_from",
+        metavar="TIME",
+        help="jobs created at this time or later: 2026-03-01T09:30, or how long ago, such as 2h",
+    ),
+    "created-before": argument(
+        "--created-before",
+        type=moment_ago,
+        dest="created_before",
+        metavar="TIME",
+        help="jobs created before this time",
+    ),
+}
+#: Options that choose jobs.
+FILTERS: tuple[Argument, ...] = tuple(_FILTERS.values())
+
+
+def filters(*names: str) -> tuple[Argument, ...]:
+    """Some of the options that choose jobs."""
+    return tuple(_FILTERS[name] for name in names)
+
+
+def filter_of(call: Call, *, ids: bool = True) -> JobFilter:
+    """The filter that the options describe."""
+    states = call.options.get("states") or None
+    given = call.options.get("ids") if ids else None
+    return JobFilter(
+        state=states[0] if states and len(states) == 1 else None,
+        states=tuple(states) if states and len(states) > 1 else None,
+        kind=call.options.get("kind"),
+        queue=call.options.get("queue"),
+        tag=call.options.get("tag"),
+        ids=tuple(given) if given else None,
+        created_from=call.options.get("created_from"),
+        created_before=call.options.get("created_before"),
+    )
+
+
+def selection_of(call: Call) -> list[int] | JobFilter:
+    """The ids that were given, or else the filter; refused if neither says anything and ``--all`` was not said."""
+    ids = call.options.get("ids") or []
+    if ids and filter_of(call, ids=False).is_empty:
+        return list(ids)
+    chosen = filter_of(call)
+    if chosen.is_empty and not call.options.get("all"):
+        raise usage("which jobs? Give ids, or options such as --queue or --kind; --all means every one")
+    return chosen
+
+
+_WORDS: tuple[tuple[str, Callable[[object], str]], ...] = (
+    ("kind", lambda value: f"kind {value}"),
+    ("queue", lambda value: f"queue {value}"),
+    ("tag", lambda value: f"tag {value}"),
+    ("created_from", lambda value: f"created since {value}"),
+    ("created_before", lambda value: f"created before {value}"),
+)
+
+
+def words_of(selection: list[int] | JobFilter) -> str:
+    """A selection in words, such as ``3 jobs`` or ``jobs of queue mail, state failed``."""
+    if not isinstance(selection, JobFilter):
+        return f"job {selection[0]}" if len(selection) == 1 else count(len(set(selection)), "job")
+    words = [say(value) for name, say in _WORDS if (value := getattr(selection, name)) is not None]
+    if selection.state is not None or selection.states is not None:
+        words.append(f"state {' or '.join(sorted(selection.wanted))}")
+    if selection.ids is not None:
+        words.append(f"{len(selection.ids)} ids")
+    return f"all jobs with {', '.join(words)}" if words else "all jobs"

@@ -1,0 +1,250 @@
+"""What goes wrong: a message that shows the way out, an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import OperationalError, ProgrammingError, connections
+from django.test import override_settings
+from django.utils import timezone
+
+from awa_django import operations
+from awa_django.console.selection import duration, moment_ago
+from awa_django.console.tree import VERBS
+from tests import databases
+from tests.console.calling import awa, document
+from tests.console.test_tree import leaf
+from tests.test_operations import added, in_state
+
+
+@pytest.mark.django_db
+def test_a_filter_asks_before_it_changes_and_needs_yes_where_nobody_can_be_asked() -> None:
+    ids = [in_state("available") for _ in range(3)]
+    said = awa("job", "cancel", "--queue", "q")
+    assert said.code == 2
+    assert said.err == (
+        "this would cancel jobs: all jobs with queue q; nobody is here to be asked, so say --yes if that is meant"
+    )
+    said = awa("job", "cancel", "--queue", "q", typed="\n")
+    assert (said.code, "all jobs with queue q (3 match). Go on? [y/N]" in said.err) == (1, True)
+    assert operations.load_job(ids[0]).job.state == "available"
+    assert awa("job", "cancel", "--queue", "q", typed="Y\n").code == 0
+    assert operations.load_job(ids[0]).job.state == "cancelled"
+
+
+@pytest.mark.django_db
+def test_every_job_is_only_meant_where_it_is_said() -> None:
+    in_state("available")
+    said = awa("job", "cancel", "--yes")
+    assert (said.code, "--all means every one" in said.err) == (2, True)
+    assert document("job", "cancel", "--all", "--yes")["changed"] == 1
+
+
+@pytest.mark.django_db
+def test_ids_with_options_are_both_asked_for() -> None:
+    mail, other = added(queue="mail"), added(queue="other")
+    assert document("job", "cancel", mail, other, "--queue", "mail", "--yes")["ids"] == [mail]
+
+
+@pytest.mark.django_db
+@override_settings(AWA={"READ_ONLY": True})
+@pytest.mark.parametrize("path", [path for path, verb in VERBS.items() if verb.changes])
+def test_the_read_only_setting_refuses_every_change(path: str) -> None:
+    required: list[object] = []
+    for action in leaf(VERBS[path])._actions:
+        if action.required or (not action.option_strings and action.nargs in (None, "+")):
+            value = "1" if action.type is not None else "x"
+            required += [*action.option_strings[:1], "1h" if action.dest == "before" else value]
+    said = awa(*path.split(), *required, "--yes")
+    assert said.code == 2
+    assert "AWA['READ_ONLY'] is set" in said.err
+
+
+@pytest.mark.django_db
+@override_settings(AWA={"READ_ONLY": True})
+def test_the_read_only_setting_leaves_reads_alone() -> None:
+    job_id = added()
+    assert awa("job", "show", job_id).code == 0
+    assert awa("batch", "preview", "cancel", "--queue", "q").code == 0
+
+
+@pytest.mark.django_db
+def test_errors_go_to_standard_error_and_leave_standard_output_to_the_document() -> None:
+    said = awa("job", "show", 4711, "--json")
+    assert (said.code, said.out) == (3, "")
+    assert said.err == "there is no job 4711; finished ones are forgotten in time"
+
+
+@pytest.mark.django_db
+def test_a_conflict_about_a_unique_key_names_the_holder() -> None:
+    key, mask = b"k" * 16, "11101001"
+    first = added(unique_key=key, unique_states=mask)
+    operations.cancel(first)
+    second = added(unique_key=key, unique_states=mask)
+    said = awa("job", "retry", first)
+    assert said.code == 3
+    assert f"job {second} holds its unique key" in said.out
+
+
+def test_an_alias_that_there_is_not_is_wrong_usage() -> None:
+    said = awa("status", "--database", "other")
+    assert (said.code, said.err) == (2, "--database other: there is no such alias; known are default")
+
+
+def test_a_database_that_cannot_be_reached_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise OperationalError("connection refused\n")
+
+    monkeypatch.setattr(type(connections["default"]), "ensure_connection", fail)
+    said = awa("status")
+    assert (said.code, said.err) == (4, "cannot reach database 'default': connection refused")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("sqlstate", "said"),
+    [("42501", "`manage.py awa doctor` names it"), ("57014", "try again"), ("XX000", "the database refused")],
+)
+def test_a_refusal_of_the_database_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, sqlstate: str, said: str
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        cause = psycopg.errors.lookup(sqlstate)("no\nDETAIL: more")
+        raise ProgrammingError(str(cause)) from cause
+
+    monkeypatch.setattr(operations, "load_job", fail)
+    found = awa("job", "show", 1)
+    assert found.code == 1
+    assert said in found.err
+    assert "DETAIL" not in found.err
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("job", "list", "--state", "nonsense"),
+        ("job", "list", "--limit", "0"),
+        ("job", "list", "--created-after", "yesterday-ish"),
+        ("job", "list", "--after", "x"),
+        ("dlq", "list", "--after", "x"),
+        ("callback", "list", "--after", "x"),
+        ("job", "show", "x"),
+        ("callback", "heartbeat", "x", "--timeout", "soon"),
+        ("batch", "preview", "--op-kind", "cancel", "--spec", "[]"),
+        ("dlq", "retry", "1", "--at", "soon"),
+        ("nonsense",),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[str, ...]) -> None:
+    said = awa(*words)
+    assert said.code != 0
+    assert said.out == ""
+    assert said.err
+
+
+def test_times_are_taken_as_people_write_them() -> None:
+    assert duration("90") == duration("90s") == timedelta(seconds=90)
+    assert (duration("2h"), duration("1.5d"), duration("15min")) == (
+        timedelta(hours=2), timedelta(hours=36), timedelta(minutes=15),
+    )  # fmt: skip
+    assert moment_ago("2026-03-01").isoformat() == "2026-03-01T00:00:00+00:00"
+    assert moment_ago("2026-03-01T09:30+02:00").isoformat() == "2026-03-01T09:30:00+02:00"
+    assert timedelta(hours=1) < timezone.now() - moment_ago("2h") < timedelta(hours=3)
+
+
+@pytest.mark.django_db
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    added()
+    assert "\x1b" not in awa("job", "list").out
+    screen = Screen()
+    call_command("awa", "--force-color", "job", "list", stdout=screen)
+    assert "\x1b[" in screen.getvalue()
+    screen = Screen()
+    call_command("awa", "job", "list", "--no-color", stdout=screen)
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_a_process_answers_with_its_exit_code_and_no_traceback(awa_database: str) -> None:
+    done = databases.manage(awa_database, "awa", "job", "show", "4711", check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "CommandError: there is no job 4711; finished ones are forgotten in time\n"
+    done = databases.manage(awa_database, "awa", "job", "list", "--state", "nonsense", check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    gone = databases.address(awa_database, port="1", host="127.0.0.1")
+    done = databases.manage(gone, "awa", "status", "--json", check=False)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(awa_database: str) -> None:
+    environment = {**os.environ, "DATABASE_URL": awa_database, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {sys.executable} -m django awa | true"],
+        cwd=databases.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+class Interrupted(StringIO):
+    """A terminal at which somebody presses Ctrl+C."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *args: Any) -> str:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
+@pytest.mark.django_db
+def test_an_interrupted_question_is_a_no() -> None:
+    job_id = in_state("failed")
+    with pytest.raises(CommandError) as refused:
+        call_command(
+            "awa", "job", "discard", str(job_id), stdin=Interrupted(), stdout=StringIO(), stderr=StringIO()
+        )
+    assert (refused.value.returncode, str(refused.value)) == (1, "nothing was changed")
+    assert operations.load_job(job_id).job.state == "failed"
+
+
+@pytest.mark.django_db
+def test_an_interrupted_wait_leaves_the_operation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("awa_django.console.verbs.changing._LOOK", 0)
+    monkeypatch.setattr(operations, "batch_operation", interrupt)
+    said = awa("job", "cancel", "--queue", "q", "--batch", "--wait", "--yes")
+    assert said.code == 0
+    assert "no longer waiting; the operation goes on" in said.err
+    assert [each.state.value for each in operations.batch_operations()] == ["pending"]
+
+
+def test_a_database_without_the_schema_is_told_how_to_get_it(empty_database: str) -> None:
+    done = databases.manage(empty_database, "awa", "status", check=False)
+    assert done.returncode == 2, done.stderr
+    assert "manage.py migrate" in done.stderr
+    done = databases.manage(empty_database, "awa", "doctor", "--json", check=False)
+    assert done.returncode == 1
+    found = {item["check"]: item["level"] for item in json.loads(done.stdout)}
+    assert (found["schema"], found["notify"], found["rings"]) == ("error", "ok", "skipped")

@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from django import forms
+from django.contrib.admin.utils import quote
 from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
 from django.utils.functional import Promise
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -49,6 +52,14 @@ class Call:
         """The only key."""
         (key,) = self.keys
         return key
+
+    def url_of(self, name: str, key: int | str | UUID) -> str | None:
+        """Where an object's page is: ``url_of("job", 17)``. None if the site that was asked does not show such."""
+        site = getattr(self.request, "current_app", None)
+        try:
+            return reverse(f"admin:awa_django_{name}_change", args=[quote(key)], current_app=site)
+        except NoReverseMatch:
+            return None
 
     @property
     def ids(self) -> list[int]:
@@ -103,10 +114,10 @@ class Action:
     """One thing that can be done.
 
     ``permissions`` are codenames of this app, all of which are needed. ``run`` does it, in a transaction that the log
-    entry shares. ``form`` asks for more; ``explains`` is said on the confirmation page, and ``counts`` says there how
-    many it concerns. ``applies`` tells whether a shown object may be meant, ``to_many`` whether a list offers it for
-    what is selected, and ``batch`` how a batch operation does it to all that match a filter; ``sample`` stands for what
-    the form will say while only their number is asked.
+    entry shares. ``form`` asks for more, beginning with what ``initial`` says; ``explains`` is said on the confirmation
+    page, and ``counts`` says there how many it concerns. ``applies`` tells whether a shown object may be meant,
+    ``to_many`` whether a list offers it for what is selected, and ``batch`` how a batch operation does it to all that
+    match a filter; ``sample`` stands for what the form will say while only their number is asked.
     """
 
     name: str
@@ -116,6 +127,7 @@ class Action:
     run: Callable[[Call], Answer]
     explains: Text = ""
     form: type[forms.Form] | None = None
+    initial: Callable[[Call], Mapping[str, Any]] = lambda call: {}
     counts: Callable[[Call], int] | None = None
     applies: Callable[[Any], bool] = lambda shown: True
     to_many: bool = False

@@ -7,7 +7,8 @@ Every page is read in one look at the database, with a time limit for each state
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -34,7 +35,7 @@ from awa_django.conf import get_settings
 from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError
 from awa_django.operations import JobFilter, one_look, preview_batch, submit_batch
-from awa_django.operations.desk import Desk
+from awa_django.operations.desk import Desk, looking
 from awa_django.operations.pulse import Pulse, pulse
 
 __all__ = ["NAV", "DeskAdmin", "frame_context", "read_page"]
@@ -58,6 +59,8 @@ SHOWN = 10
 #: Ids that a log entry names.
 LOGGED = 50
 Key = int | str | UUID
+#: Fields of an action's form whose values are payloads: not for whoever reads the log.
+UNLOGGED = ("payload", "error")
 #: Fields of an action's form begin with it; a filter beside them may have the same names.
 PREFIX = "do"
 
@@ -67,13 +70,31 @@ def may(request: HttpRequest, codename: str) -> bool:
     return request.user.has_perm(f"awa_django.{codename}")
 
 
-def read_only_reason(look: Desk | None = None) -> Text | None:
-    """Why nothing can be changed from here; None if it can."""
+def read_only_reason() -> Text | None:
+    """Why nothing can be changed from here; None if it can. Within a look, the database has been asked too."""
     if get_settings().read_only:
         return _("This site only shows: AWA['READ_ONLY'] is set.")
+    look = looking()
     if look is not None and look.read_only:
         return _("The database takes no changes: this connection is read-only.")
     return None
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """A transaction for a change and its log entry, which commit together where both are in one database.
+
+    A database that takes no changes is refused like a missing permission.
+    """
+    try:
+        with transaction.atomic(using=queue_alias()):
+            yield
+    except DatabaseError as error:
+        if not isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction):
+            raise
+        raise PermissionDenied(
+            str(_("The database takes no changes: this connection is read-only."))
+        ) from error
 
 
 def frame_context(request: HttpRequest, site: admin.AdminSite, look: Desk) -> dict[str, Any]:
@@ -85,7 +106,7 @@ def frame_context(request: HttpRequest, site: admin.AdminSite, look: Desk) -> di
     return {
         "nav": _navigation(request, site, beat),
         "pulse": beat,
-        "read_only": read_only_reason(look),
+        "read_only": read_only_reason(),
         "may_see_payloads": may(request, "view_job_payload"),
     }
 
@@ -186,6 +207,8 @@ class DeskAdmin(_ModelAdmin):
         """What the page of past actions is about. Not asked from the database, which may have forgotten it."""
         pk = self.opts.pk
         assert pk is not None
+        if "\0" in object_id:
+            return None
         try:
             found: models.Model = self.model(**{pk.attname: pk.to_python(object_id)})
         except ValidationError:
@@ -245,7 +268,9 @@ class DeskAdmin(_ModelAdmin):
                 },
             )
         except LookupError as error:
-            messages.warning(request, str(error).strip("'\"") or f"there is no {self.name_of(key)}")
+            if isinstance(error, KeyError | IndexError):
+                raise  # a mistake of ours, not an object that is gone
+            messages.warning(request, str(error) or f"there is no {self.name_of(key)}")
             return redirect(self.list_url())
 
     def page(
@@ -257,12 +282,13 @@ class DeskAdmin(_ModelAdmin):
         status: int = 200,
     ) -> HttpResponse:
         """A page that is read in one look. One that takes the database too long says so, with 503."""
+        request.current_app = self.admin_site.name
         try:
             context = read_page(request, self.admin_site, build)
         except OperationalError as error:
             if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                 raise
-            logger.warning("a page took the database too long: %s", request.get_full_path())
+            logger.warning("a page took the database too long: %s", request.path)
             limit = get_settings().admin_statement_timeout.total_seconds()
             context = {
                 **self.admin_site.each_context(request),
@@ -314,6 +340,7 @@ class DeskAdmin(_ModelAdmin):
         """
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
+        request.current_app = self.admin_site.name
         action = next((action for action in self.offered if action.name == name), None)
         if action is None:
             raise Http404
@@ -325,16 +352,17 @@ class DeskAdmin(_ModelAdmin):
         if reason := read_only_reason():
             raise PermissionDenied(str(reason))
         keys = [unquote(object_id)] if object_id is not None else request.POST.getlist(ACTION_CHECKBOX_NAME)
-        if matching and action.batch is None:
+        if (matching and action.batch is None) or any("\0" in key for key in keys):
             raise Http404
         if not matching and not keys:
             messages.warning(request, _("Nothing was selected, and nothing was changed."))
             return redirect(self._next(request, self.list_url()))
         call = Call(request, keys, self.filter_of(request.POST) if matching else None)
         confirmed = "confirmed" in request.POST
-        form = (
-            None if action.form is None else action.form(request.POST if confirmed else None, prefix=PREFIX)
-        )
+        form = None
+        if action.form is not None:
+            initial = {} if confirmed else dict(action.initial(call))
+            form = action.form(request.POST if confirmed else None, initial=initial, prefix=PREFIX)
         if confirmed and (form is None or form.is_valid()):
             call = Call(request, keys, call.filter, form.cleaned_data if form is not None else {})
             done = self._carry_out(action, call, form)
@@ -346,8 +374,7 @@ class DeskAdmin(_ModelAdmin):
         """Do it and go on; None if it was refused, with what the form then says."""
         request = call.request
         try:
-            # The log entry commits with what it is about, where both are in one database.
-            with transaction.atomic(using=queue_alias()):
+            with changing():
                 answer = self._submit(action, call) if call.filter is not None else action.run(call)
                 self._log(action, call, answer)
         except (AwaError, ValueError, LookupError) as error:
@@ -357,12 +384,6 @@ class DeskAdmin(_ModelAdmin):
                 return None
             messages.error(request, capfirst(text))
             return redirect(self._next(request, self.list_url()))
-        except DatabaseError as error:
-            if not isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction):
-                raise
-            raise PermissionDenied(
-                str(_("The database takes no changes: this connection is read-only."))
-            ) from error
         level = messages.SUCCESS
         if answer.skipped:
             level = messages.WARNING if answer.changed else messages.ERROR
@@ -391,7 +412,7 @@ class DeskAdmin(_ModelAdmin):
         said += [
             f"{name}: {value}."
             for name, value in call.values.items()
-            if value not in (None, "") and name != "payload"
+            if value not in (None, "") and name not in UNLOGGED
         ]
         if named:
             said.append(f"({named})")
@@ -414,6 +435,8 @@ class DeskAdmin(_ModelAdmin):
         request = call.request
 
         def build(look: Desk) -> dict[str, Any]:
+            if reason := read_only_reason():
+                raise PermissionDenied(str(reason))
             preview = None
             count: int | None = len(call.keys)
             if call.filter is not None:

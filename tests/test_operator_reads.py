@@ -102,8 +102,7 @@ def test_pages_follow_each_other_without_gap_or_repetition() -> None:
 def test_a_search_in_which_little_is_found_is_broken_off_and_can_be_gone_on_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("awa_django.operations.reading._BUDGET", 300)
-    monkeypatch.setattr("awa_django.operations.reading._SCAN", 200)
+    monkeypatch.setattr("awa_django.operations.reading._TAG_WALK", 300)
     needle = added(tags=("needle",))
     enqueue_many([JobInsert("k", {}, "q") for _ in range(900)])
     pages = 0
@@ -118,6 +117,34 @@ def test_a_search_in_which_little_is_found_is_broken_off_and_can_be_gone_on_with
         after = page.next
     assert found == [needle]
     assert 2 <= pages <= 5
+
+
+def test_finished_jobs_are_found_behind_any_number_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = in_state("completed")
+    failed = in_state("failed")
+    enqueue_many([JobInsert("k", {}, "q") for _ in range(900)])
+    page = operations.list_jobs(JobFilter(states=["completed", "failed"]))
+    assert ([record.job.id for record in page.jobs], page.next) == ([failed, done], None)
+    monkeypatch.setattr("awa_django.operations.reading._LONG_WALK", 500)
+    page = operations.list_jobs(JobFilter(state="completed"))
+    assert (page.jobs, page.next is None) == ([], False)
+    assert [
+        record.job.id for record in operations.list_jobs(JobFilter(state="completed"), after=page.next).jobs
+    ] == [done]
+
+
+@pytest.mark.parametrize("queue", ["q", "few"])
+def test_jobs_that_wait_are_found_in_small_lanes_and_in_large_ones(queue: str) -> None:
+    many = enqueue_many([JobInsert("k", {"n": n}, "q") for n in range(12_000)])
+    few = enqueue_many([JobInsert("k", {}, "few") for _ in range(3)])
+    ids = sorted((job_id for job_id in (many if queue == "q" else few).ids if job_id), reverse=True)
+    page = operations.list_jobs(JobFilter(state="available", queue=queue), limit=5)
+    assert [record.job.id for record in page.jobs] == ids[:5]
+    assert (page.next is not None) == (queue == "q")
+    both = operations.list_jobs(JobFilter(state="available"), limit=5)
+    assert [record.job.id for record in both.jobs][:3] == [
+        record.job.id for record in operations.list_jobs(JobFilter(queue="few")).jobs
+    ]
 
 
 def test_ids_that_both_planes_have_are_two_jobs() -> None:
@@ -428,8 +455,8 @@ def test_a_page_is_found_by_index_however_much_is_stored() -> None:
     )
     stored.run("ANALYZE awa.ready_entries")
     newest = {
-        "before": 120_000, "scan": 51, "kind": None, "queue": None, "tag": None, "deferred": ["scheduled"],
-        "ready": True, "done": ["failed"], "dead": True,
+        "before": 120_000, "walk": 5000, "size": 51, "kind": None, "queue": None, "tag": None,
+        "deferred": ["scheduled"], "ready": True, "available": True, "done": ["failed"], "dead": True,
     }  # fmt: skip
     for name, values in (("newest", newest), ("facts", {"job_ids": "{110000,110001}"})):
         with job_cursor("default") as cursor:

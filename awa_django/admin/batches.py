@@ -52,6 +52,12 @@ LEVELS: Mapping[BatchState, str] = {
 }
 
 
+def _known(filter: object) -> Mapping[str, Any]:
+    """What is set of a filter; another client may have stored anything."""
+    found = filter if isinstance(filter, Mapping) else {"": filter}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _stop(call: Call) -> Answer:
     for key in call.keys:
         operations.cancel_batch(key)
@@ -232,7 +238,7 @@ class BatchAdmin(DeskAdmin):
             "operation": operation,
             "offers": row.offers,
             "problems": operations.batch_problems(operation.id, limit=PROBLEMS),
-            "filter": {name: value for name, value in operation.filter.items() if value is not None},
+            "filter": _known(operation.filter),
         }
 
     def _row(self, request: HttpRequest, operation: BatchOperation) -> BatchRow:

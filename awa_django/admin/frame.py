@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -140,6 +141,17 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """An object as Django's templates address and name it."""
+
+    pk: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class DeskAdmin(_ModelAdmin):
     """Pages over rows of the queue: shown, never edited, changed by actions alone.
 
@@ -241,6 +253,15 @@ class DeskAdmin(_ModelAdmin):
                 **(extra_context or {}),
             },
         )
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """What was done from here to one object, which may be long gone."""
+        key = unquote(object_id)
+        shown = _Shown(key, self.name_of(key))
+        context = {"object": shown, "title": _("Past actions: %(name)s") % {"name": shown}}
+        return super().history_view(request, object_id, {**context, **(extra_context or {})})
 
     def change_view(
         self,

@@ -132,7 +132,7 @@ def _text(value: object, *, other_than: str = "") -> str | None:
 
 def _ran_for(record: JobRecord) -> timedelta | None:
     """How long the last attempt took; None while it is not over, or where that is not known."""
-    started, ended = record.job.attempted_at, record.job.finalized_at
+    started, ended = record.started_at, record.job.finalized_at
     if not record.job.state.is_terminal or started is None or ended is None or ended < started:
         return None
     return ended - started

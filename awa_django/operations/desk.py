@@ -95,9 +95,13 @@ def one_look(using: str | None = None, *, statement_timeout: timedelta | None = 
     """Have the reads of this package that the block makes share a transaction, and a time limit for each statement.
 
     For a page of many figures: each by itself would open a transaction, and ask where jobs are. A database error in the
-    block leaves nothing readable until it ends. For reads only.
+    block leaves nothing readable until it ends. For reads only. Within another look it is that one, unless it sets a
+    limit of its own.
     """
     alias = queue_alias(using)
+    if statement_timeout is None and (at := looking(alias)) is not None:
+        yield at
+        return
     with _opened(alias, None, statement_timeout) as made:
         token = _looking.set((alias, made))
         try:

@@ -39,11 +39,14 @@ __all__ = [
     "waiting_ids",
 ]
 
-#: Ids that one look finds in a place, at the most; a filter that few jobs pass needs many looks.
+#: Ids that one look finds in a place, at the most, for who wants them all.
 _SCAN = 20_000
-#: Ids looked through for one page before it is handed out short, with the position to go on from.
-_BUDGET = 60_000
+#: Rows of a place that the looks for one page walk over before it is handed out short, with the position to go on from:
+#: where each has to be asked for its tags, where for its kind or queue, and where only what waits is in the way.
+_TAG_WALK, _WALK, _LONG_WALK = 30_000, 100_000, 400_000
 _HIGHEST = 2**63 - 1
+#: Looks for one page, which matter where many ids pass and their jobs do not.
+_LOOKS = 8
 #: Jobs put together by one statement.
 _LOAD = 500
 
@@ -243,7 +246,7 @@ def candidates(at: Desk, plane: Plane, filter: JobFilter, *, dead_only: bool = F
     ids: set[int] = set()
     before = _HIGHEST
     while True:
-        some, before = _newest(at.cursor, plane, filter, wanted, before, _SCAN, _SCAN)
+        some, before = _newest(at.cursor, plane, filter, wanted, before, walk=_SCAN, size=_SCAN)
         ids.update(some)
         if not before:
             return sorted(ids)
@@ -264,20 +267,22 @@ def pick_out(
         records = [record for record in load(at.cursor, plane, ids) if filter.passes(record.job)]
         return records[:size], 0
     found: list[JobRecord] = []
-    looked_at = 0
+    if filter.tag is not None:
+        walk, looks = _TAG_WALK, 2
+    else:
+        walk, looks = (_LONG_WALK if filter.kind is filter.queue is None else _WALK), _LOOKS
     # Without a filter every id that is found is a job, save those that are two rows.
-    scan = size if filter.is_empty else max(size, 200)
-    while True:
-        ids, floor = _newest(at.cursor, plane, filter, wanted, before, scan, size)
-        records = [record for record in load(at.cursor, plane, ids) if filter.passes(record.job)]
-        found += records
-        looked_at += scan
+    taken = size
+    for _ in range(looks):
+        ids, floor = _newest(at.cursor, plane, filter, wanted, before, walk=walk, size=taken)
+        found += [record for record in load(at.cursor, plane, ids) if filter.passes(record.job)]
         if len(found) >= size:
             return found[:size], found[size - 1].job.id
-        if not floor or looked_at >= _BUDGET:
-            return found, floor
         before = floor
-        scan = min(scan * 4, _SCAN)
+        if not floor or len(ids) < taken:
+            break  # nothing below, or so little that the next look would walk as far again
+        taken = min(taken * 4, _LOAD)
+    return found, before
 
 
 def _newest(
@@ -286,19 +291,24 @@ def _newest(
     filter: JobFilter,
     wanted: frozenset[JobState],
     before: int,
-    scan: int,
+    *,
+    walk: int,
     size: int,
 ) -> tuple[list[int], int]:
-    """Ids that may pass, highest first, and the lowest id down to which none is missing; 0 for all."""
+    """Ids that may pass, highest first, and the lowest id down to which none is missing; 0 for all.
+
+    Of each place at most ``size``, among at most ``walk`` rows.
+    """
     common = {
         "before": before,
-        "scan": scan,
+        "walk": walk,
+        "size": size,
         "kind": filter.kind,
         "queue": filter.queue,
         "tag": filter.tag,
         "deferred": _names(wanted & _DEFERRED),
     }
-    rows: list[tuple[str, bool, int, list[int] | None]] = []
+    rows: list[tuple[str, list[int], int | None]] = []
     if plane.name == "canonical":
         cursor.execute(
             statement("canonical/listing", "newest"),
@@ -315,6 +325,7 @@ def _newest(
             {
                 **common,
                 "ready": lanes,
+                "available": JobState.AVAILABLE in wanted,
                 "done": _names(wanted & _ENDED),
                 "dead": JobState.FAILED in wanted,
             },
@@ -326,15 +337,9 @@ def _newest(
             if not lanes and wanted & states:
                 cursor.execute(statement("queue_storage/listing", name), common, prepare=False)
                 rows += cursor.fetchall()
-    floor = 0
-    ids: set[int] = set()
-    for _, more, lowest, found in rows:
-        some = (found or [])[:size]
-        ids.update(some)
-        if found is not None and len(found) > size:
-            floor = max(floor, some[-1])
-        elif more:
-            floor = max(floor, lowest)
+    # Of a place that has more, nothing is known below its last id.
+    floor = max((found[-1] if len(found) == size else lowest or 0 for _, found, lowest in rows), default=0)
+    ids = {job_id for _, found, _ in rows for job_id in found}
     return sorted((job_id for job_id in ids if job_id >= floor), reverse=True), floor
 
 

@@ -25,35 +25,68 @@ ORDER BY job.id DESC;
 
 -- name: newest
 -- The newest ids of each table in which a wanted state may be found, as far as kind, queue and tag match.
--- rows:  one for each table that has any: whether there are more below, the lowest id looked at, and the ids
+-- rows:  one for each table: ids, at most size, highest first, and if they are fewer the id down to which rows were
+--        walked, NULL for all there are
 -- locks: none
 WITH hot AS MATERIALIZED (
-    SELECT id, kind, queue, tags
-    FROM awa.jobs_hot
-    WHERE id < %(before)s::bigint AND state = ANY (%(hot)s::awa.job_state[])
-    ORDER BY id DESC
-    LIMIT %(scan)s
+    SELECT
+        'hot' AS place,
+        ARRAY(
+            SELECT walked.id
+            FROM (
+                SELECT id, kind, queue, tags
+                FROM awa.jobs_hot
+                WHERE id < %(before)s::bigint AND state = ANY (%(hot)s::awa.job_state[])
+                ORDER BY id DESC
+                LIMIT %(walk)s
+            ) AS walked
+            WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+                AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+                AND (%(tag)s::text IS NULL OR walked.tags @> ARRAY[%(tag)s::text])
+            LIMIT %(size)s
+        ) AS job_ids
 ),
 later AS MATERIALIZED (
-    SELECT id, kind, queue, tags
-    FROM awa.scheduled_jobs
-    WHERE id < %(before)s::bigint AND state = ANY (%(deferred)s::awa.job_state[])
-    ORDER BY id DESC
-    LIMIT %(scan)s
+    SELECT
+        'later' AS place,
+        ARRAY(
+            SELECT walked.id
+            FROM (
+                SELECT id, kind, queue, tags
+                FROM awa.scheduled_jobs
+                WHERE id < %(before)s::bigint AND state = ANY (%(deferred)s::awa.job_state[])
+                ORDER BY id DESC
+                LIMIT %(walk)s
+            ) AS walked
+            WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+                AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+                AND (%(tag)s::text IS NULL OR walked.tags @> ARRAY[%(tag)s::text])
+            LIMIT %(size)s
+        ) AS job_ids
 )
 SELECT
-    found.place, count(*) >= %(scan)s AS more, min(found.id) AS lowest,
-    array_agg(found.id ORDER BY found.id DESC) FILTER (
-        WHERE (%(kind)s::text IS NULL OR found.kind = %(kind)s::text)
-            AND (%(queue)s::text IS NULL OR found.queue = %(queue)s::text)
-            AND (%(tag)s::text IS NULL OR found.tags @> ARRAY[%(tag)s::text])
-    ) AS job_ids
-FROM (
-    SELECT 'hot' AS place, * FROM hot
-    UNION ALL
-    SELECT 'later', * FROM later
-) AS found
-GROUP BY found.place;
+    place, job_ids,
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (
+        SELECT id
+        FROM awa.jobs_hot
+        WHERE id < %(before)s::bigint AND state = ANY (%(hot)s::awa.job_state[])
+        ORDER BY id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM hot
+UNION ALL
+SELECT
+    place, job_ids,
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (
+        SELECT id
+        FROM awa.scheduled_jobs
+        WHERE id < %(before)s::bigint AND state = ANY (%(deferred)s::awa.job_state[])
+        ORDER BY id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM later;
 
 -- name: waiting
 -- Jobs that nobody has started, and those that wait for a retry or an answer, in the states given.

@@ -185,60 +185,155 @@ JOIN unnest(%(job_ids)s::bigint[], %(run_leases)s::bigint[]) AS attempt (job_id,
     USING (job_id, run_lease);
 
 -- name: newest
--- The newest ids of each place in which a wanted state may be found, as far as kind, queue and tag may match.
--- What may not be told from a place's own columns passes, since whoever loads the job asks again.
--- rows:  one for each place that has any: whether there are more below, the lowest id looked at, and the ids
+-- The newest ids of each place in which a wanted state may be found, as far as kind, queue and tag may match. What may
+-- not be told from a place's own columns passes, since whoever loads the job asks again. Where jobs that wait are not
+-- wanted, positions that no cursor has passed are left out: there may be very many, newer than all others.
+-- rows:  one for each place: ids, at most size, highest first, and if they are fewer the id down to which rows were
+--        walked, NULL for all there are
 -- locks: none
-WITH ready AS MATERIALIZED (
-    SELECT job_id, kind, queue, coalesce(payload -> 'tags', '[]') AS tags
-    FROM awa.ready_entries
-    WHERE %(ready)s::boolean AND job_id < %(before)s::bigint
-    ORDER BY job_id DESC
-    LIMIT %(scan)s
+WITH backlog AS MATERIALIZED (    -- lanes with positions that are still to be claimed
+    SELECT claim.queue, claim.priority, claim.enqueue_shard, awa.sequence_next_value(claim.seq_name) AS cursor
+    FROM awa.queue_claim_heads AS claim
+    JOIN awa.queue_enqueue_heads AS enqueue USING (queue, priority, enqueue_shard)
+    WHERE %(ready)s::boolean
+        AND NOT %(available)s::boolean
+        AND claim.seq_name IS NOT NULL
+        AND awa.sequence_next_value(claim.seq_name) < awa.sequence_next_value(enqueue.seq_name)
+),
+ready AS MATERIALIZED (
+    SELECT
+        'ready' AS place,
+        ARRAY(
+            SELECT walked.job_id
+            FROM (
+                SELECT job_id, kind, queue, payload, priority, enqueue_shard, lane_seq
+                FROM awa.ready_entries
+                WHERE job_id < %(before)s::bigint AND %(ready)s::boolean
+                ORDER BY job_id DESC
+                LIMIT %(walk)s
+            ) AS walked
+            WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+                AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+                AND (%(tag)s::text IS NULL OR walked.payload -> 'tags' ? %(tag)s::text)
+                AND walked.lane_seq < coalesce(
+                    (
+                        SELECT backlog.cursor
+                        FROM backlog
+                        WHERE backlog.queue = walked.queue
+                            AND backlog.priority = walked.priority
+                            AND backlog.enqueue_shard = walked.enqueue_shard
+                    ),
+                    9223372036854775807
+                )
+            LIMIT %(size)s
+        ) AS job_ids
 ),
 deferred AS MATERIALIZED (
-    SELECT job_id, kind, queue, coalesce(payload -> 'tags', '[]') AS tags
-    FROM awa.deferred_jobs
-    WHERE job_id < %(before)s::bigint AND state = ANY (%(deferred)s::awa.job_state[])
-    ORDER BY job_id DESC
-    LIMIT %(scan)s
+    SELECT
+        'deferred' AS place,
+        ARRAY(
+            SELECT walked.job_id
+            FROM (
+                SELECT job_id, kind, queue, payload
+                FROM awa.deferred_jobs
+                WHERE job_id < %(before)s::bigint AND state = ANY (%(deferred)s::awa.job_state[])
+                ORDER BY job_id DESC
+                LIMIT %(walk)s
+            ) AS walked
+            WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+                AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+                AND (%(tag)s::text IS NULL OR walked.payload -> 'tags' ? %(tag)s::text)
+            LIMIT %(size)s
+        ) AS job_ids
 ),
 done AS MATERIALIZED (
-    SELECT job_id, kind, queue, payload -> 'tags' AS tags
-    FROM awa.done_entries
-    WHERE job_id < %(before)s::bigint AND state = ANY (%(done)s::awa.job_state[])
-    ORDER BY job_id DESC
-    LIMIT %(scan)s
+    SELECT
+        'done' AS place,
+        ARRAY(
+            SELECT walked.job_id
+            FROM (
+                SELECT job_id, kind, queue, payload
+                FROM awa.done_entries
+                WHERE job_id < %(before)s::bigint AND state = ANY (%(done)s::awa.job_state[])
+                ORDER BY job_id DESC
+                LIMIT %(walk)s
+            ) AS walked
+            WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+                AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+                AND (%(tag)s::text IS NULL OR walked.payload -> 'tags' IS NULL OR walked.payload -> 'tags' ? %(tag)s::text)
+            LIMIT %(size)s
+        ) AS job_ids
 ),
 dead AS MATERIALIZED (
-    SELECT job_id, kind, queue, payload -> 'tags' AS tags
-    FROM awa.dlq_entries
-    WHERE %(dead)s::boolean AND job_id < %(before)s::bigint
-    ORDER BY job_id DESC
-    LIMIT %(scan)s
+    SELECT
+        'dead' AS place,
+        ARRAY(
+            SELECT walked.job_id
+            FROM (
+                SELECT job_id, kind, queue, payload
+                FROM awa.dlq_entries
+                WHERE job_id < %(before)s::bigint AND %(dead)s::boolean
+                ORDER BY job_id DESC
+                LIMIT %(walk)s
+            ) AS walked
+            WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+                AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+                AND (%(tag)s::text IS NULL OR walked.payload -> 'tags' IS NULL OR walked.payload -> 'tags' ? %(tag)s::text)
+            LIMIT %(size)s
+        ) AS job_ids
 )
 SELECT
-    found.place, count(*) >= %(scan)s AS more, min(found.job_id) AS lowest,
-    array_agg(found.job_id ORDER BY found.job_id DESC) FILTER (
-        WHERE (%(kind)s::text IS NULL OR found.kind = %(kind)s::text)
-            AND (%(queue)s::text IS NULL OR found.queue = %(queue)s::text)
-            AND (%(tag)s::text IS NULL OR found.tags IS NULL OR found.tags ? %(tag)s::text)
-    ) AS job_ids
-FROM (
-    SELECT 'ready' AS place, * FROM ready
-    UNION ALL
-    SELECT 'deferred', * FROM deferred
-    UNION ALL
-    SELECT 'done', * FROM done
-    UNION ALL
-    SELECT 'dead', * FROM dead
-) AS found
-GROUP BY found.place;
+    place, job_ids,
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (
+        SELECT job_id
+        FROM awa.ready_entries
+        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean
+        ORDER BY job_id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM ready
+UNION ALL
+SELECT
+    place, job_ids,
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (
+        SELECT job_id
+        FROM awa.deferred_jobs
+        WHERE job_id < %(before)s::bigint AND state = ANY (%(deferred)s::awa.job_state[])
+        ORDER BY job_id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM deferred
+UNION ALL
+SELECT
+    place, job_ids,
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (
+        SELECT job_id
+        FROM awa.done_entries
+        WHERE job_id < %(before)s::bigint AND state = ANY (%(done)s::awa.job_state[])
+        ORDER BY job_id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM done
+UNION ALL
+SELECT
+    place, job_ids,
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (
+        SELECT job_id
+        FROM awa.dlq_entries
+        WHERE job_id < %(before)s::bigint AND %(dead)s::boolean
+        ORDER BY job_id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM dead;
 
 -- name: newest_open
 -- The newest ids of attempts that go on: open receipts, and leases. There are as many as jobs run or wait for an
 -- answer; batches that are closed as a whole are not unnested.
--- rows:  one, if there is any, as of newest
+-- rows:  one, as of newest
 -- locks: none
 WITH closed AS MATERIALIZED (
     SELECT closure.claim_slot, range_agg(span) AS receipts
@@ -264,48 +359,92 @@ open AS MATERIALIZED (
     SELECT lease.job_id
     FROM awa.leases AS lease
     WHERE %(queue)s::text IS NULL OR lease.queue = %(queue)s::text
-),
-newest AS MATERIALIZED (
-    SELECT job_id
-    FROM open
-    WHERE job_id < %(before)s::bigint
-    ORDER BY job_id DESC
-    LIMIT %(scan)s
 )
-SELECT 'open' AS place, count(*) >= %(scan)s AS more, min(job_id) AS lowest, array_agg(job_id ORDER BY job_id DESC) AS job_ids
-FROM newest
-HAVING count(*) > 0;
+SELECT
+    'open' AS place,
+    ARRAY(
+        SELECT job_id
+        FROM open
+        WHERE job_id < %(before)s::bigint
+        ORDER BY job_id DESC
+        LIMIT %(size)s
+    ) AS job_ids,
+    NULL::bigint AS lowest;
 
 -- name: newest_available
 -- The newest ids in lanes that no cursor has passed, as far as kind, queue and tag match. Some may have been claimed
--- or cancelled, which whoever loads the job finds out.
--- rows:  one, if there is any, as of newest
+-- or cancelled, which whoever loads the job finds out. Lanes that hold few are read; otherwise the newest rows are walked.
+-- rows:  one, as of newest
 -- locks: none
-WITH lane AS MATERIALIZED (
-    SELECT head.queue, head.priority, head.enqueue_shard, awa.sequence_next_value(head.seq_name) AS cursor
-    FROM awa.queue_claim_heads AS head
-    WHERE head.seq_name IS NOT NULL
-        AND (%(queue)s::text IS NULL OR head.queue = %(queue)s::text)
+WITH backlog AS MATERIALIZED (
+    SELECT
+        claim.queue, claim.priority, claim.enqueue_shard,
+        awa.sequence_next_value(claim.seq_name) AS cursor, awa.sequence_next_value(enqueue.seq_name) AS end_seq
+    FROM awa.queue_claim_heads AS claim
+    JOIN awa.queue_enqueue_heads AS enqueue USING (queue, priority, enqueue_shard)
+    WHERE claim.seq_name IS NOT NULL
+        AND (%(queue)s::text IS NULL OR claim.queue = %(queue)s::text)
+        AND awa.sequence_next_value(claim.seq_name) < awa.sequence_next_value(enqueue.seq_name)
 ),
-newest AS MATERIALIZED (
-    SELECT ready.job_id
-    FROM lane
-    JOIN awa.ready_entries AS ready
-        ON ready.queue = lane.queue
-        AND ready.priority = lane.priority
-        AND ready.enqueue_shard = lane.enqueue_shard
-        AND ready.lane_seq >= lane.cursor
-    WHERE ready.job_id < %(before)s::bigint
-        AND (%(kind)s::text IS NULL OR ready.kind = %(kind)s::text)
-        AND (%(tag)s::text IS NULL OR ready.payload -> 'tags' ? %(tag)s::text)
-    ORDER BY ready.job_id DESC
-    LIMIT %(scan)s
+extent AS MATERIALIZED (
+    SELECT coalesce(sum(end_seq - cursor), 0) <= 10000 AS is_small
+    FROM backlog
+),
+few AS MATERIALIZED (
+    SELECT ARRAY(
+        SELECT waiting.job_id
+        FROM backlog
+        CROSS JOIN LATERAL (
+            SELECT job_id, kind, payload
+            FROM awa.ready_entries AS ready
+            WHERE ready.queue = backlog.queue
+                AND ready.priority = backlog.priority
+                AND ready.enqueue_shard = backlog.enqueue_shard
+                AND ready.lane_seq >= backlog.cursor
+            OFFSET 0    -- by the lane's index
+        ) AS waiting
+        WHERE (SELECT is_small FROM extent)
+            AND waiting.job_id < %(before)s::bigint
+            AND (%(kind)s::text IS NULL OR waiting.kind = %(kind)s::text)
+            AND (%(tag)s::text IS NULL OR waiting.payload -> 'tags' ? %(tag)s::text)
+        ORDER BY waiting.job_id DESC
+        LIMIT %(size)s
+    ) AS job_ids
+),
+many AS MATERIALIZED (
+    SELECT ARRAY(
+        SELECT walked.job_id
+        FROM (
+            SELECT job_id, kind, queue, priority, enqueue_shard, lane_seq, payload
+            FROM awa.ready_entries
+            WHERE job_id < %(before)s::bigint AND (SELECT NOT is_small FROM extent)
+            ORDER BY job_id DESC
+            LIMIT %(walk)s
+        ) AS walked
+        WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
+            AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
+            AND (%(tag)s::text IS NULL OR walked.payload -> 'tags' ? %(tag)s::text)
+            AND EXISTS (
+                SELECT FROM backlog
+                WHERE backlog.queue = walked.queue
+                    AND backlog.priority = walked.priority
+                    AND backlog.enqueue_shard = walked.enqueue_shard
+                    AND backlog.cursor <= walked.lane_seq
+            )
+        LIMIT %(size)s
+    ) AS job_ids
 )
 SELECT
-    'available' AS place, count(*) >= %(scan)s AS more, min(job_id) AS lowest,
-    array_agg(job_id ORDER BY job_id DESC) AS job_ids
-FROM newest
-HAVING count(*) > 0;
+    'available' AS place, few.job_ids || many.job_ids AS job_ids,
+    CASE WHEN cardinality(many.job_ids) < %(size)s AND NOT extent.is_small THEN (
+        SELECT job_id
+        FROM awa.ready_entries
+        WHERE job_id < %(before)s::bigint
+        ORDER BY job_id DESC
+        OFFSET %(walk)s - 1
+        LIMIT 1
+    ) END AS lowest
+FROM few, many, extent;
 
 -- name: unclaimed
 -- An upper bound of what waits in the lanes of a queue, or of all queues: positions that no cursor has passed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connection
+from psycopg.pq import TransactionStatus
 
 from awa_django import operations, telemetry
 from awa_django.conf import Settings
@@ -35,12 +37,16 @@ from awa_django.operations import (
     RunNow,
     SetPriority,
 )
-from awa_django.operations.batch import Walk, has_bulk_table, walk
+from awa_django.operations.batch import BULK_CHANNEL, Walk, has_bulk_table, walk
 from awa_django.operations.desk import desk
 from awa_django.operations.leading import LEADER_KEY
 from awa_django.outcomes import Failed, Terminal
+from awa_django.sql import statement
 from awa_django.states import JobState
+from awa_django.worker.bulk import Bulk
+from awa_django.worker.instance import Instance, Numbers, Reporter
 from tests import databases, stored
+from tests.maintenance.test_cost import nodes
 from tests.settings import SERVER_URL
 from tests.test_operations import added, claimed, ended, in_state, state_of
 from tests.test_operator_reads import canonical
@@ -49,6 +55,7 @@ from tests.workers import wait_until, worker
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
+TABLES = {"lane": "ready_", "deferred": "deferred", "done": "done_", "dead": "dlq_"}
 #: A unique key is held in all states but the last ones.
 ALIVE = "11101001"
 
@@ -61,23 +68,21 @@ def many(total: int, **fields: Any) -> list[int]:
 
 
 def spread(total: int, state: str) -> list[int]:
-    """Finished rows of jobs that ended in this state, as many as wanted, by copying one."""
+    """Cancelled jobs or dead letters, as many as wanted, by copying one."""
     first = in_state(state)
+    table = "dlq_entries" if state == "dead" else "done_entries"
+    (row,) = stored.rows(f"SELECT to_jsonb(job) AS body FROM awa.{table} AS job WHERE job_id = %s", first)
     stored.run(
-        """
-        INSERT INTO awa.done_entries (
-            ready_slot, ready_generation, job_id, kind, queue, args, state, priority, attempt, run_lease,
-            max_attempts, lane_seq, enqueue_shard, run_at, attempted_at, finalized_at, created_at, payload
-        )
-        SELECT ready_slot, ready_generation, id, kind, queue, '{}', state, priority, attempt, run_lease, 25, -id,
-            enqueue_shard, now(), attempted_at, finalized_at, now(), '{}'
-        FROM awa.done_entries, (SELECT nextval('awa.job_id_seq') AS id FROM generate_series(2, %s)) AS more
-        WHERE job_id = %s
+        f"""
+        INSERT INTO awa.{table}
+        SELECT (jsonb_populate_record(NULL::awa.{table}, %s::jsonb || new.body)).*
+        FROM (SELECT nextval('awa.job_id_seq') AS id FROM generate_series(2, %s)) AS more,
+            jsonb_build_object('job_id', id, 'lane_seq', -id) AS new (body)
         """,
+        row["body"] if isinstance(row["body"], str) else json.dumps(row["body"]),
         total,
-        first,
     )
-    return [row["job_id"] for row in stored.rows("SELECT job_id FROM awa.done_entries ORDER BY job_id")]
+    return [row["job_id"] for row in stored.rows(f"SELECT job_id FROM awa.{table} ORDER BY job_id")]
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +330,31 @@ def test_a_running_job_that_is_cancelled_is_told(session: psycopg.Connection[Any
     assert notice.payload == f'{{"job_id":{job_id},"run_lease":1}}'
 
 
+@pytest.mark.parametrize("place", ["lane", "deferred", "done", "dead"])
+def test_a_look_reads_no_more_than_its_stretch(session: psycopg.Connection[Any], place: str) -> None:
+    """However much there is; a place that had to be sorted would be read whole for every stretch."""
+    state = {"lane": "available", "deferred": "scheduled", "done": "cancelled", "dead": "dead"}[place]
+    if place == "lane":
+        ids = many(400)
+    elif place == "deferred":
+        ids = many(400, run_at=LATER)
+    else:
+        ids = spread(400, state)
+    values = dict.fromkeys(("kind", "queue", "tag", "created_from", "created_before"))
+    values |= {"states": ["scheduled", "cancelled"], "scan": 50, "until": ids[-1]}
+    values |= {"lane_queue": "q", "priority": 2, "shard": 0, "below": 300 if place == "lane" else ids[300]}
+    explain = "EXPLAIN (ANALYZE, FORMAT JSON) " + statement("queue_storage/walk", place)
+    with session.transaction(force_rollback=True):
+        # So few rows would not be worth an index that gives their order.
+        for way in ("seqscan", "bitmapscan"):
+            session.execute(f"SET LOCAL enable_{way} = off")
+        row = session.execute(explain, values, prepare=True).fetchone()
+    assert row is not None
+    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Alias", "").startswith(TABLES[place])]
+    read = sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in scans)
+    assert read == 50, [(node["Node Type"], node["Actual Rows"]) for node in scans]
+
+
 # What does not go through
 
 
@@ -378,6 +408,35 @@ def test_a_job_that_somebody_else_keeps_locked_is_left_alone(
     (problem,) = operations.batch_problems(operation.id).jobs
     assert problem.job_id == ids[2]
     assert "somebody else holds it" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ("change_chosen", psycopg.errors.DeadlockDetected),
+        ("change_chosen", psycopg.errors.QueryCanceled),
+        ("pass_tombstones", psycopg.errors.LockNotAvailable),
+    ],
+)
+def test_being_in_somebodys_way_for_a_moment_costs_nothing(
+    session: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, part: str, error: type[Exception]
+) -> None:
+    whole = getattr(bulk, part)
+    hindered = 0
+
+    def once(*values: Any) -> Any:
+        nonlocal hindered
+        hindered += 1
+        if hindered == 1:
+            raise error("in the way")
+        return whole(*values)
+
+    monkeypatch.setattr(bulk, part, once)
+    ids = many(12)
+    done = finish(session, operations.submit_batch(Cancel(), JobFilter(queue="q")))
+    assert hindered
+    assert counts(done) == ("completed", 12, 12, 0, 0)
+    assert states(ids) == {"cancelled"}
 
 
 def test_what_moved_on_before_its_turn_counts_as_skipped(session: psycopg.Connection[Any]) -> None:
@@ -644,9 +703,8 @@ def test_a_preview_of_too_many_says_that_it_gave_up(monkeypatch: pytest.MonkeyPa
 
     many(30)
     monkeypatch.setattr(walk, "SCAN", 10)
-    ticks = iter(range(100))
-    monkeypatch.setattr(requests.time, "monotonic", lambda: float(next(ticks)))
-    monkeypatch.setattr(requests, "PREVIEW_SECONDS", 4.5)
+    monkeypatch.setattr(requests, "PREVIEW_SECONDS", 0)
+    monkeypatch.setattr(requests, "PREVIEW_LOOKS", 4)
     preview = operations.preview_batch(Cancel(), JobFilter(queue="q"))
     assert not preview.is_exact
     assert 0 < preview.total_matched < 30
@@ -698,6 +756,39 @@ def test_dead_letters_are_counted_as_by_the_verbs_themselves(
 
 
 # A worker
+
+
+def test_a_worker_asks_within_its_own_report_whether_somebody_left_an_operation(
+    session: psycopg.Connection[Any],
+) -> None:
+    """So that an idle worker commits no more than it did."""
+    sleeper = Bulk(Settings(), lambda: False, connection=lambda: session)
+    seen = []
+
+    def beside(cursor: Any) -> None:
+        seen.append(cursor.connection.info.transaction_status)
+        sleeper.look(cursor)
+
+    reporter = Reporter(Instance(Settings(), []), Numbers, beside=beside)
+    reporter._report(session, Numbers())
+    assert not sleeper._told.is_set()
+    operations.submit_batch(Cancel(), JobFilter(queue="q"))
+    stored.run(f"UPDATE {BulkOperation._meta.db_table} SET updated_at = now() - interval '6 s'")
+    reporter._report(session, Numbers())
+    assert sleeper._told.is_set()
+    assert seen == [TransactionStatus.INTRANS] * 2
+
+
+def test_a_runner_that_is_to_stop_tells_the_others(session: psycopg.Connection[Any]) -> None:
+    many(3)
+    with connect("default", application_name="other") as other:
+        other.execute(f"LISTEN {BULK_CHANNEL}")
+        operation = operations.submit_batch(Cancel(), JobFilter(queue="q"))
+        assert len(list(other.notifies(timeout=10, stop_after=1))) == 1
+        answers = iter([False, False, False, False])
+        assert runner(session, stopping=lambda: next(answers, True)).run() is False
+        assert not operations.batch_operation(operation.id).state.is_over
+        assert len(list(other.notifies(timeout=10, stop_after=1))) == 1
 
 
 @pytest.mark.worker

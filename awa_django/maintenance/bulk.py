@@ -22,6 +22,7 @@ from awa_django import telemetry
 from awa_django.conf import Settings
 from awa_django.encoding import dump_json
 from awa_django.errors import ConfigurationError, said, without_details
+from awa_django.jobs import Job, Taken
 from awa_django.operations.batch import (
     BatchOperation,
     BatchState,
@@ -80,6 +81,13 @@ class _Chunk(NamedTuple):
     changed: Changed
     missed: int = 0
     errors: Mapping[int, str] = {}
+
+
+class _Done(NamedTuple):
+    """Jobs that a transaction changed, as they are now, and those that it lifted off their lanes."""
+
+    jobs: Sequence[Job]
+    spent: Sequence[Taken]
 
 
 def has_work(cursor: Cursor) -> bool:
@@ -272,25 +280,31 @@ class _Run:
         """Change one chunk. Where the whole cannot be done, its jobs one by one, to find out which is to blame."""
         job_ids = [job.id for job in found]
         began = time.monotonic()
-        try:
-            self._attempt(walk, job_ids, following)
-        except _HELD_UP:
-            self.size = max(1, self.size // 4)
-            self._one_by_one(walk, found, following)
-        except psycopg.OperationalError as error:
-            if not isinstance(error, _ONCE_MORE):
+        for attempt in range(1, LOCK_ATTEMPTS + 1):
+            try:
+                done = self._attempt(walk, job_ids, following)
+            except _ONCE_MORE:
+                if attempt < LOCK_ATTEMPTS:
+                    continue
+            except _HELD_UP:
+                self.size = max(1, self.size // 4)
+            except (_Moved, psycopg.OperationalError):
                 raise
+            except Exception:
+                logger.debug("batch operation %s goes on job by job", self.operation.id)
+            else:
+                self._follow_up(walk, done)
+                self._fit(len(found), max(time.monotonic() - began, 0.001))
+                return
             self._one_by_one(walk, found, following)
-        except (_Moved, _Cannot):
-            raise
-        except Exception:
-            self._one_by_one(walk, found, following)
-        else:
-            took = max(time.monotonic() - began, 0.001)
-            fitting = round(len(job_ids) * CHUNK_SECONDS / took)
-            if len(job_ids) == self.size or fitting < self.size:
-                self.size = min(max(fitting, self.size // 2, 1), self.size * 2, LARGEST_CHUNK)
-            self.of_runner.pause(took * PAUSE)
+            return
+
+    def _fit(self, jobs: int, took: float) -> None:
+        """Make the next chunk as large as fits into its time, and give others some time now."""
+        fitting = round(jobs * CHUNK_SECONDS / took)
+        if jobs == self.size or fitting < self.size:
+            self.size = min(max(fitting, self.size // 2, 1), self.size * 2, LARGEST_CHUNK)
+        self.of_runner.pause(took * PAUSE)
 
     def _one_by_one(self, walk: Walk, found: Sequence[Found], following: Walk | None) -> None:
         for place, job in enumerate(found, 1):
@@ -302,14 +316,12 @@ class _Run:
         """Change one job, or note why it cannot be changed."""
         for attempt in range(1, LOCK_ATTEMPTS + 1):
             try:
-                self._attempt(walk, [job.id], following)
+                self._follow_up(walk, self._attempt(walk, [job.id], following))
                 return
             except (*_HELD_UP, *_ONCE_MORE) as error:
                 if attempt == LOCK_ATTEMPTS:
                     self._note_error(job, following, f"somebody else holds it: {said(error)}")
-            except psycopg.OperationalError:
-                raise
-            except (_Moved, _Cannot):
+            except (_Moved, psycopg.OperationalError):
                 raise
             except Exception as error:
                 without_details(error)
@@ -317,26 +329,39 @@ class _Run:
                 self._note_error(job, following, said(error))
                 return
 
-    def _attempt(self, walk: Walk, job_ids: Sequence[int], following: Walk | None) -> None:
+    def _attempt(self, walk: Walk, job_ids: Sequence[int], following: Walk | None) -> _Done:
         """Change jobs and store what became of them, in one transaction."""
         connection = self.of_runner.connection
-        kind = kind_of(walk.change)
         if self.round > 1:
             # Those that could not be changed had their turn.
-            job_ids = [job_id for job_id in job_ids if job_id not in self._failed_before()]
-        with telemetry.current().duty("batch operations"):
-            with connection.transaction(), connection.cursor() as cursor:
-                reasons, problems = self._hold(cursor)
-                at = self._desk(cursor)
-                changed = change_chosen(at, walk.on, narrowed(kind.verb(walk.change), walk.filter), job_ids)
-                missed = len(job_ids) - len(changed.jobs) - len(changed.skipped)
-                mark = self._settle(cursor, _Chunk(changed, missed), following, reasons, problems)
-            self.mark = mark
-            if at.spent:
+            failed = self._failed_before()
+            job_ids = [job_id for job_id in job_ids if job_id not in failed]
+        verb = narrowed(kind_of(walk.change).verb(walk.change), walk.filter)
+        with (
+            telemetry.current().duty("batch operations"),
+            connection.transaction(),
+            connection.cursor() as cursor,
+        ):
+            reasons, problems = self._hold(cursor)
+            at = self._desk(cursor)
+            changed = change_chosen(at, walk.on, verb, job_ids)
+            missed = len(job_ids) - len(changed.jobs) - len(changed.skipped)
+            mark = self._settle(cursor, _Chunk(changed, missed), following, reasons, problems)
+        self.mark = mark
+        return _Done(changed.jobs, at.spent)
+
+    def _follow_up(self, walk: Walk, done: _Done) -> None:
+        """What comes after the commit, and is not worth failing for."""
+        connection = self.of_runner.connection
+        if done.spent:
+            try:
                 with connection.transaction(), connection.cursor() as cursor:
-                    pass_tombstones(cursor, at.spent)
-        if kind.counted is not None and telemetry.current().metering:
-            kind.counted(walk.change, changed.jobs)
+                    pass_tombstones(cursor, done.spent)
+            except (*_HELD_UP, *_ONCE_MORE) as error:
+                # Whoever claims from the lane passes them as well.
+                logger.info("cursors were not moved past jobs that are gone: %s", said(error))
+        if (counted := kind_of(walk.change).counted) is not None and telemetry.current().metering:
+            counted(walk.change, done.jobs)
 
     def _note_error(self, job: Found, following: Walk | None, text: str) -> None:
         with self.of_runner.connection.transaction(), self.of_runner.connection.cursor() as cursor:

@@ -102,7 +102,8 @@ def _check_ids(filter: JobFilter, most: int | None) -> None:
         raise InvalidJob("filter.ids", "an empty list matches nothing; leave it out to match any id")
     if most is not None and len(filter.ids) > most:
         raise InvalidJob(
-            "filter.ids", f"{len(filter.ids)} ids are too many, at most {most}; name jobs by queue, kind or tag"
+            "filter.ids",
+            f"{len(filter.ids)} ids are too many, at most {most}; name jobs by queue, kind or tag",
         )
     for job_id in filter.ids:
         if isinstance(job_id, bool) or not isinstance(job_id, int):

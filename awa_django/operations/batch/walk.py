@@ -159,17 +159,16 @@ class Walk:
         """Attempts that go on; of what is done with them a place says no more than that."""
         states = eligible_states(self.change, self.filter)
         told = not self._wants_body and self.filter.kind is None and states >= _HELD
+        size = SCAN if told else LOAD
         at.cursor.execute(
             statement("queue_storage/listing", "newest_open"),
-            {"before": self._below, "queue": self.filter.queue, "scan": SCAN if told else LOAD},
+            {"before": self._below, "queue": self.filter.queue, "size": size},
             prepare=False,
         )
         row = at.cursor.fetchone()
-        if row is None:
-            return [], self._next_place()
-        _, more, lowest, ids = row
+        ids: list[int] = [] if row is None else row[1]
         meant = ids if told else self._load(at, ids)
-        following = replace(self, below=lowest) if more else self._next_place()
+        following = replace(self, below=ids[-1]) if len(ids) == size else self._next_place()
         return [Found(job_id, job_id) for job_id in meant], following
 
     def _look_for_ids(self, at: Desk) -> tuple[list[Found], Self | None]:

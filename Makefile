@@ -5,6 +5,7 @@ PYTEST_ARGS ?=                 # for example PYTEST_ARGS="-k receipt -x"
 JOBS ?= 2                      # test processes; 0 runs the tests in one
 DEMO_ARGS ?=                   # for example DEMO_ARGS="--orders 500"
 SERVE_ARGS ?=                  # for example SERVE_ARGS="--bind 0.0.0.0:8000"
+LARGE_ARGS ?=                  # for example LARGE_ARGS="--tenth"
 BENCH_ARGS ?= --only awa-pg,awa_django --scenarios tuned
 
 BIN := .venv/bin
@@ -13,12 +14,12 @@ QUIET := --quiet --quiet
 MANAGE := $(BIN)/python example_project/manage.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format bench clean .venv
+.PHONY: help demo serve test large screenshots lint format bench clean .venv
 
 help: ## list the targets
 	@echo "awa_django: make TARGET"
 	@echo
-	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "DATABASE_URL=postgresql://user@host/db points them at your own PostgreSQL;"
 	@echo "without it they start one of their own, from a Python package."
@@ -33,6 +34,12 @@ serve: .venv ## web server with the admin, and a worker; Ctrl-C stops both
 
 test: lint ## linters, types, import contract, migrations check, then the whole test suite
 	$(BIN)/pytest -n $(strip $(JOBS)) --dist loadgroup $(PYTEST_ARGS)
+
+large: .venv ## the admin on a million finished and 200,000 waiting jobs: what each page takes
+	@$(BIN)/python -m tests.scenarios.large $(LARGE_ARGS)
+
+screenshots: .venv ## make the pictures of the documentation anew, in docs/images/; needs a Chromium
+	AWA_SCREENSHOTS=1 AWA_REQUIRE_BROWSER=1 $(BIN)/pytest tests/browser/test_desk.py
 
 lint: .venv ## what pre-commit and CI check besides the tests
 	$(BIN)/ruff check .

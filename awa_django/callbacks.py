@@ -23,7 +23,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias, TypeVar
 from uuid import UUID
@@ -36,7 +36,7 @@ from awa_django.cel import Complete, DefaultAction, Expressions, Fail, decide
 from awa_django.db import job_cursor, postgres
 from awa_django.encoding import encode
 from awa_django.enqueue import queue_alias
-from awa_django.errors import CallbackNotFound, InvalidJob
+from awa_django.errors import CallbackNotFound, InvalidJob, said
 from awa_django.jobs import Callback, Job, JsonValue, Landed, Landing, Taken
 from awa_django.outcomes import CallbackFailed, CallbackRetried, Completed, Outcome
 from awa_django.planes.base import Answered, Cursor, Plane
@@ -119,8 +119,8 @@ class Resolution:
 
     outcome: Literal["completed", "failed", "ignored"]
     job: Job
-    payload: JsonValue = None
-    reason: str = ""
+    payload: JsonValue = field(default=None, repr=False)
+    reason: str = field(default="", repr=False)
 
     def is_completed(self) -> bool:
         """Whether the job was completed."""
@@ -371,4 +371,4 @@ def _in_transaction(work: Callable[[Cursor], Answer], using: str | None) -> Answ
         except OperationalError as error:
             if tries <= 0 or not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
                 raise
-            logger.info("answering a callback met a deadlock, again: %s", error)
+            logger.info("answering a callback met a deadlock, again: %s", said(error))

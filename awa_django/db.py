@@ -22,7 +22,17 @@ from psycopg.types.json import set_json_loads
 from awa_django.errors import ConfigurationError
 from awa_django.unreadable import Unreadable, finite
 
-__all__ = ["BoundedLoader", "connect", "job_cursor", "plain_cursor", "postgres", "read_any_job", "read_json"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "BoundedLoader",
+    "connect",
+    "job_cursor",
+    "plain_cursor",
+    "postgres",
+    "read_any_job",
+    "read_json",
+]
 
 _scan = json.JSONDecoder(parse_float=finite).scan_once  # type: ignore[attr-defined]
 
@@ -46,8 +56,8 @@ def _scan_below(text: str, calls: int) -> Any:
 
 
 #: Nearly Python's first and last instant, with room for any time zone.
-_EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
-_LATEST = datetime(9999, 12, 30, tzinfo=UTC)
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)
 
 
 class BoundedLoader(TimestamptzLoader):
@@ -66,7 +76,7 @@ class BoundedLoader(TimestamptzLoader):
             return super().load(data)
         except psycopg.DataError:
             text = bytes(data)
-            return _EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else _LATEST
+            return EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else LATEST
 
 
 def read_any_job(context: AdaptContext) -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "encode",
     "member_path",
     "members_decoder",
+    "named",
     "names_fault",
     "text_fault",
 ]
@@ -248,8 +249,24 @@ def _refusal(value: object) -> _Refusal:
 
 
 def _mismatch(value: object, wanted: str) -> _Refusal:
-    text = repr(value)
-    return _Refusal(f"{text if len(text) <= 80 else text[:77] + '...'} is not {wanted}")
+    # The value itself may be what nobody is to see; the path says where it is.
+    return _Refusal(f"{named(value)} is not {wanted}")
+
+
+def named(value: object) -> str:
+    """What a JSON value is, without its contents."""
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case str():
+            return f"a text of {len(value)} characters"
+        case bool() | None:
+            return {True: "true", False: "false", None: "null"}[value]
+        case int() | float():
+            return "a number"
+    return repr(value)
 
 
 def _parsed(parse: Callable[[str], Any], wanted: str) -> Decoder:
@@ -450,9 +467,21 @@ def _validated_model(hint: Any) -> Decoder:
         try:
             return hint.model_validate(value)
         except ValueError as error:
-            raise _Refusal(f"does not fit {hint.__name__}: {error}") from None
+            raise _Refusal(f"does not fit {hint.__name__}: {_faults(error)}") from None
 
     return convert
+
+
+def _faults(error: ValueError) -> str:
+    """What a model says about values, without the values where it can be told to leave them out."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return str(error)
+    try:
+        faults = listed(include_input=False, include_context=False, include_url=False)
+    except TypeError:  # pydantic 1 leaves inputs out by itself
+        faults = listed()
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
 
 
 def _dataclass(hint: type[Any]) -> Decoder:

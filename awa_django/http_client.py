@@ -53,8 +53,8 @@ class HttpReply:
     """What a function answered. More of ``body`` than 4 KiB is not looked at, and nothing of a success."""
 
     status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
 
     def header(self, name: str) -> str | None:
         """A header's value, whatever the case of its name."""

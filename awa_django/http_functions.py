@@ -50,7 +50,7 @@ class CallbackRequest:
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
-    body: bytes
+    body: bytes = field(repr=False)
     method: Literal["POST"] = "POST"
 
 
@@ -60,7 +60,7 @@ class DispatchedJob:
 
     job_id: int
     kind: str
-    args: Any
+    args: Any = field(repr=False)
     attempt: int
     max_attempts: int
     callback_id: str | None = None

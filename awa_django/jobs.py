@@ -3,6 +3,9 @@
 ``JobInsert`` is a job to be stored, ``Attempt`` one execution as it was claimed, ``Taken`` a job
 lifted off its place, ``Landing`` where it goes next, ``Landed`` what was written, and ``Job``
 what people see of any of them.
+
+What a job was given and what it left behind is in none of their reprs, which end up in logs and reports
+(contract: api/security section 5).
 """
 
 from __future__ import annotations
@@ -51,12 +54,12 @@ class JobInsert:
     """
 
     kind: str
-    args: JsonValue
+    args: JsonValue = field(repr=False)
     queue: str = "default"
     priority: int = DEFAULT_PRIORITY
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     run_at: datetime | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     tags: tuple[str, ...] = ()
     unique_key: bytes | None = None
     unique_states: str | None = None
@@ -139,6 +142,12 @@ class Attempt(NamedTuple):
     unique_states: str | None
     payload: Mapping[str, Any] | None
 
+    def __repr__(self) -> str:
+        return (
+            f"Attempt(job_id={self.job_id}, run_lease={self.run_lease}, kind={self.kind!r}, queue={self.queue!r}, "
+            f"attempt={self.attempt} of {self.max_attempts})"
+        )
+
     @property
     def is_last(self) -> bool:
         """Whether a failure of this attempt is final."""
@@ -193,6 +202,9 @@ class Callback(NamedTuple):
     on_fail: str | None = None
     transform: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Callback(id={self.id}, timeout_at={self.timeout_at})"
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -201,7 +213,7 @@ class Job:
     id: int
     kind: str
     queue: str
-    args: JsonValue
+    args: JsonValue = field(repr=False)
     state: JobState
     priority: int
     attempt: int
@@ -211,10 +223,10 @@ class Job:
     attempted_at: datetime | None = None
     finalized_at: datetime | None = None
     deadline_at: datetime | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     tags: tuple[str, ...] = ()
-    errors: tuple[Mapping[str, Any], ...] = ()
-    progress: JsonValue = None
+    errors: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    progress: JsonValue = field(default=None, repr=False)
     run_lease: int = 0
     unique_key: bytes | None = None
     #: What an outside system answers with, while the job is to be or being waited for.
@@ -237,7 +249,7 @@ class Taken:
     run_lease: int
     kind: str
     queue: str
-    args: JsonValue
+    args: JsonValue = field(repr=False)
     state: JobState
     priority: int
     attempt: int
@@ -247,17 +259,17 @@ class Taken:
     created_at: datetime
     unique_key: bytes | None
     unique_states: str | None
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(repr=False)
     tags: tuple[str, ...]
-    errors: tuple[Mapping[str, Any], ...]
-    progress: JsonValue
+    errors: tuple[Mapping[str, Any], ...] = field(repr=False)
+    progress: JsonValue = field(repr=False)
     taken_at: datetime
     ready_slot: int | None = None
     ready_generation: int | None = None
     enqueue_shard: int = 0
     lane_seq: int | None = None
     finalized_at: datetime | None = None
-    stored_payload: Mapping[str, Any] | None = None
+    stored_payload: Mapping[str, Any] | None = field(default=None, repr=False)
     callback: Callback | None = None
     canonical: bool = False
 
@@ -284,9 +296,9 @@ class Landing:
     taken: Taken
     state: JobState
     attempt: int
-    errors: tuple[Mapping[str, Any], ...]
-    metadata: Mapping[str, Any]
-    progress: JsonValue = None
+    errors: tuple[Mapping[str, Any], ...] = field(repr=False)
+    metadata: Mapping[str, Any] = field(repr=False)
+    progress: JsonValue = field(default=None, repr=False)
     delay: float | None = None
     run_at: datetime | None = None
     finalized_at: datetime | None = None

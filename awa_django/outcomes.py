@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -59,7 +59,7 @@ class Outcome:
 class Completed(Outcome):
     """The handler returned. ``result`` is kept only where the job asks for it."""
 
-    result: Any = None
+    result: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -87,7 +87,7 @@ class Postponed(Outcome):
     """The worker itself puts the job off, and marks it so that operators can find it. Not for handlers."""
 
     seconds: float
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class WaitForCallback(Outcome):
 class Failed(Outcome):
     """An exception; retried with backoff while attempts are left."""
 
-    error: str
+    error: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted(Outcome):
     """An exception in the last attempt."""
 
-    error: str
+    error: str = field(repr=False)
     dlq_reason: ClassVar[str] = "max_attempts_exhausted"
 
 
@@ -127,7 +127,7 @@ class Exhausted(Outcome):
 class Terminal(Outcome):
     """A failure that no further attempt can mend."""
 
-    error: str
+    error: str = field(repr=False)
     dlq_reason: ClassVar[str] = "terminal_error"
 
 
@@ -135,7 +135,7 @@ class Terminal(Outcome):
 class Rescued(Outcome):
     """The worker went quiet; somebody else takes the attempt away."""
 
-    error: str
+    error: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,8 @@ class CallbackFailed(Outcome):
     ``expression`` is the one that matched.
     """
 
-    error: str
-    expression: str | None = None
+    error: str = field(repr=False)
+    expression: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 from awa_django.conf import get_settings
-from awa_django.db import postgres, read_json
+from awa_django.db import job_cursor, postgres, read_json
 from awa_django.encoding import encode, text_fault
 from awa_django.enqueue import queue_alias, translated
 from awa_django.errors import ConfigurationError, InvalidJob, ScheduleNotFound
@@ -325,7 +325,8 @@ def _change(action: str, parameters: Mapping[str, Any], using: str | None) -> tu
 
 def _execute(action: str, parameters: Mapping[str, Any], using: str | None) -> Sequence[tuple[Any, ...]]:
     alias = queue_alias(using)
-    with translated(alias), postgres(alias).cursor() as cursor:
+    # Not by Django's cursor, whose times are naive where a project has no time zones.
+    with translated(alias), postgres(alias).wrap_database_errors, job_cursor(alias) as cursor:
         cursor.execute(statement("control/cron", action), parameters)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows

@@ -19,7 +19,7 @@ from awa_django.conf import get_settings
 from awa_django.errors import ConfigurationError
 from awa_django.unreadable import Unreadable
 
-__all__ = ["MASK", "Part", "redactor", "shown"]
+__all__ = ["MASK", "Part", "redactor", "shown", "shown_text"]
 
 logger = logging.getLogger("awa_django")
 
@@ -52,6 +52,11 @@ def shown(kind: str, part: Part, value: Any) -> Any:
             part, kind, type(error).__name__, where.filename, where.lineno,
         )  # fmt: skip
         return MASK
+
+
+def shown_text(kind: str, text: str) -> str:
+    """What may be shown of the text of an error, in one line of a log or on a span."""
+    return str(shown(kind, "errors", text))
 
 
 def _masked(value: Any, names: tuple[str, ...]) -> Any:

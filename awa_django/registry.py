@@ -18,7 +18,15 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from asgiref.sync import sync_to_async
 
 from awa_django import followups
-from awa_django.encoding import Decoder, annotations_of, decoder, encode, members_decoder, names_fault
+from awa_django.encoding import (
+    Decoder,
+    annotations_of,
+    decoder,
+    encode,
+    members_decoder,
+    named,
+    names_fault,
+)
 from awa_django.enqueue import Enqueued, OnConflict, OnInvalid, store, store_many
 from awa_django.errors import ConfigurationError, InvalidJob
 from awa_django.jobs import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, Job, JobInsert, JsonValue
@@ -88,7 +96,7 @@ class JobOptions:
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     run_at: datetime | timedelta | None = None
     tags: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     unique: Unique | None = None
     ordering_key: bytes | None = None
     using: str | None = None
@@ -292,7 +300,7 @@ class JobKind(BoundJob, Generic[P, R]):
         """
         signature = self._signature
         if not isinstance(args, dict):
-            raise InvalidJob("args", f"an object is needed, not {args!r}")
+            raise InvalidJob("args", f"an object is needed, not {named(args)}")
         if signature.instance_name is not None:
             return {signature.instance_name: self._decode_instance(args)}
         if fault := signature.fault(args.keys()):
@@ -347,7 +355,9 @@ class JobKind(BoundJob, Generic[P, R]):
                 return encode(only)
             if not isinstance(only, Mapping):
                 wanted = "a dict" if self.args_type is None else f"a {self.args_type.__name__} or a dict"
-                raise InvalidJob("args", f"{self.kind} takes arguments by name, or {wanted}, not {only!r}")
+                raise InvalidJob(
+                    "args", f"{self.kind} takes arguments by name, or {wanted}, not {type(only).__name__}"
+                )
             args = only
         if self.args_type is not None:
             try:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from awa_django.errors import SchemaOutOfDate
+from awa_django.errors import ConfigurationError, SchemaOutOfDate
 from awa_django.sql import statement
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ VERSION = 40
 LATER_VERSION = 43
 #: PostgreSQL 14, as ``server_version_num``: the schema has multirange columns.
 MINIMUM_SERVER = 140_000
+
+_NO_RIGHT = "42501"
 
 #: The remark on ``awa.schema_version`` by which a migration knows its own work again.
 INSTALLED = "installed by manage.py migrate of awa_django"
@@ -141,8 +144,11 @@ class SchemaFacts:
 
 
 def read_schema(session: Session) -> SchemaFacts:
-    """Ask a database about its schema ``awa``. Four statements of catalog reads at most; takes no lock."""
-    with session.cursor() as cursor:
+    """Ask a database about its schema ``awa``. Four statements of catalog reads at most; takes no lock.
+
+    Raises ``ConfigurationError`` where the role may not look into the schema.
+    """
+    with session.cursor() as cursor, _rights_named():
         outline = _row(cursor, "outline")
         version = cursors = storage_schema = None
         if outline["versioned"]:
@@ -275,6 +281,20 @@ def remove(session: Session, facts: SchemaFacts) -> None:
                 f"and schedules first. {by_hand}"
             )
         cursor.execute(statement("schema", "drop_schema"), {})
+
+
+@contextmanager
+def _rights_named() -> Iterator[None]:
+    """Say how to grant what the database says is missing; it is the driver's error, or Django's for it."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error.__cause__ or error, "sqlstate", None) != _NO_RIGHT:
+            raise
+        raise ConfigurationError(
+            f"this role may not use schema awa: {str(error).strip()}. As the schema's owner run what "
+            "`manage.py awa_sql --grants-only --grant-to ROLE` prints"
+        ) from error
 
 
 def _row(cursor: Any, name: str) -> dict[str, Any]:

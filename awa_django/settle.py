@@ -13,6 +13,7 @@ from django.db import transaction
 from django.dispatch import Signal
 
 from awa_django import followups, signals, telemetry
+from awa_django.errors import said
 from awa_django.jobs import Job, Landed, Taken
 from awa_django.outcomes import Outcome
 from awa_django.planes.base import Cursor, Plane, Settlement
@@ -189,5 +190,7 @@ def follow_rescues(connection: psycopg.Connection[Any], told: Sequence[Notice]) 
         except Exception as error:
             if connection.closed or connection.broken:
                 raise
-            logger.error("job %s was rescued, but its follow-up was not stored: %s", notice.job.id, error)
+            logger.error(
+                "job %s was rescued, but its follow-up was not stored: %s", notice.job.id, said(error)
+            )
             telemetry.current().followup_failed(notice.job.kind, notice.event.value)

@@ -70,6 +70,9 @@ class _Message(NamedTuple):
     kind: str
     values: dict[str, Any]
 
+    def __repr__(self) -> str:
+        return f"_Message({_NAMES.get(self.signal, 'other')}, kind={self.kind!r})"
+
 
 class _Outbox:
     """Threads that send signals, those of one kind in order and by the same thread."""

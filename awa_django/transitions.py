@@ -146,6 +146,9 @@ class Transition(NamedTuple):
     muted: Event | None = None
     has_lease: bool = False
 
+    def __repr__(self) -> str:
+        return f"Transition({self.attempt!r}, {self.outcome!r})"
+
     @property
     def pair(self) -> tuple[int, int]:
         """What identifies the attempt."""
@@ -342,6 +345,9 @@ class Notice(NamedTuple):
     next_run_at: datetime | None = None
     duration: float = 0.0
 
+    def __repr__(self) -> str:
+        return f"Notice({self.event}, {self.job!r}, attempt={self.attempt})"
+
 
 def notice_of(
     landed: Landed, outcome: Outcome, event: Event | None, *, reason: str = "", duration: float = 0.0
@@ -396,6 +402,9 @@ class Standing(NamedTuple):
     callback_id: UUID | None = None
     resumed: bool = False
     result: JsonValue = None
+
+    def __repr__(self) -> str:
+        return f"Standing(job_id={self.job_id}, run_lease={self.run_lease}, state={self.state})"
 
 
 def missed_park(transition: Transition, standing: Standing | None) -> Transition | None:

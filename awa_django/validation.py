@@ -94,7 +94,7 @@ def checked_tags(tags: object) -> tuple[str, ...]:
 def checked_metadata(metadata: object) -> dict[str, Any]:
     """A JSON object; keys that awa uses itself are refused, save ``awa:traceparent`` and ``awa:tracestate``."""
     if not isinstance(metadata, Mapping):
-        raise InvalidJob("metadata", f"a dict is needed, not {metadata!r}")
+        raise InvalidJob("metadata", f"a dict is needed, not {type(metadata).__name__}")
     encoded = encode(dict(metadata), "metadata")
     assert isinstance(encoded, dict)
     for key in encoded:

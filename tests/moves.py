@@ -97,10 +97,16 @@ class Moving:
         return databases.awa_cli(self.url, "storage", *arguments, check=False).returncode != 0
 
 
+def _database_for(request: pytest.FixtureRequest, theirs: bool) -> str:
+    if theirs:
+        return "oracle_database"
+    return "awa_database" if request.node.get_closest_marker("changes_schema") else "emptied_database"
+
+
 def on_the_move(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Moving]:
     """Make a fixture of it: a canonical database. Parametrised with ``theirs``, it is one that the real client made."""
     theirs = getattr(request, "param", "ours") == "theirs"
-    url = request.getfixturevalue("oracle_database" if theirs else "awa_database")
+    url = request.getfixturevalue(_database_for(request, theirs))
     connections.databases["moving"] = connections.configure_settings(
         {"default": {}, "moving": database(url)}
     )["moving"]

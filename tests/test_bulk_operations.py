@@ -330,6 +330,20 @@ def test_a_running_job_that_is_cancelled_is_told(session: psycopg.Connection[Any
     assert notice.payload == f'{{"job_id":{job_id},"run_lease":1}}'
 
 
+def test_nothing_is_left_in_the_lane_of_jobs_that_were_cancelled_from_its_end(
+    session: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody claims from it, so nobody else moves the cursor, by which the figures of pages go."""
+    in_chunks_of(7, monkeypatch)
+    many(20)
+    finish(session, operations.submit_batch(Cancel(), JobFilter(queue="q")))
+    assert operations.state_counts(exact=False).available == 0
+    kept = many(1)
+    assert operations.state_counts(exact=False).available == 1
+    finish(session, operations.submit_batch(Cancel(), JobFilter(queue="other")))
+    assert [attempt.job_id for attempt in claimed(limit=5)] == kept
+
+
 @pytest.mark.parametrize("place", ["lane", "deferred", "done", "dead"])
 def test_a_look_reads_no_more_than_its_stretch(session: psycopg.Connection[Any], place: str) -> None:
     """However much there is; a place that had to be sorted would be read whole for every stretch."""
@@ -457,6 +471,45 @@ def test_what_moved_on_before_its_turn_counts_as_skipped(session: psycopg.Connec
     assert done.skip_reasons == {"moved_on": 2}
 
 
+def test_a_job_that_is_met_where_it_moved_on_to_is_counted_once(session: psycopg.Connection[Any]) -> None:
+    many(4)
+    operation = operations.submit_batch(Cancel(), JobFilter(queue="q"))
+    begun = 0
+
+    def stopping() -> bool:
+        nonlocal begun
+        if operations.batch_operation(operation.id).state == "running":
+            begun += 1
+            if begun == 3:  # found in its lane, and not taken yet
+                claimed(limit=1)
+        return False
+
+    assert runner(session, stopping=stopping).run()
+    done = operations.batch_operation(operation.id)
+    assert begun > 3
+    assert (counts(done), done.skip_reasons) == (("completed", 4, 4, 0, 0), {})
+
+
+def test_an_operation_that_breaks_again_and_again_does_not_keep_the_others_waiting(
+    session: psycopg.Connection[Any],
+) -> None:
+    ids = many(3)
+    broken = operations.submit_batch(Cancel(), JobFilter(queue="q"))
+    mark = {
+        "max_job_ids": {"queue_storage": ids[-1]}, "plane": "queue_storage", "place": "lanes", "lane": ["q", 2, 0],
+        "below": 10**30, "round": 1,
+    }  # fmt: skip
+    stored.run(
+        "UPDATE awa_django_batchoperation SET state = 'running', cursor = %s::jsonb, total_matched = 3",
+        json.dumps(mark),
+    )
+    other = operations.submit_batch(Cancel(), JobFilter(queue="q"))
+    assert counts(finish(session, other)) == ("completed", 3, 3, 0, 0)
+    failed = operations.batch_operation(broken.id)
+    assert counts(failed) == ("failed", 3, 0, 3, 0)
+    assert "out of range" in str(failed.last_error)
+
+
 # Beginning, stopping, going on
 
 
@@ -521,6 +574,29 @@ def test_another_runner_goes_on_where_the_last_one_stopped(
     assert counts(done) == ("completed", 60, 60, 0, 0)
     assert done.runner_instance == second.runner
     assert (states(ids), states(late)) == ({"cancelled"}, {"available"})
+
+
+@pytest.mark.parametrize("after", [1, 2, 4, 6])
+def test_another_runner_goes_through_what_is_left_of_both_planes(
+    session: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    in_chunks_of(2, monkeypatch)
+    ids = many(6)
+    older = [canonical("available") for _ in range(4)]
+    operation = operations.submit_batch(Cancel(), JobFilter(queue="q"))
+    asked = 0
+
+    def stopping() -> bool:
+        nonlocal asked
+        if operations.batch_operation(operation.id).state == "running":
+            asked += 1
+        return asked > after
+
+    assert runner(session, stopping=stopping).run() is False
+    assert counts(finish(session, operation)) == ("completed", 10, 10, 0, 0)
+    for plane, wanted in (("queue_storage", ids), ("canonical", older)):
+        for job_id in wanted:
+            assert operations.load_job(job_id, plane=plane).job.state == "cancelled"  # type: ignore[arg-type]
 
 
 def test_a_runner_whose_connection_breaks_loses_no_job_and_counts_none_twice(

@@ -273,6 +273,15 @@ def test_the_next_fires_are_told_also_while_paused() -> None:
 
 
 @pytest.mark.django_db
+def test_schedules_are_read_where_a_project_has_no_time_zones(settings: Any) -> None:
+    settings.USE_TZ = False
+    store(cron_expr="0 3 * * *", last_enqueued_at="2026-01-01 00:00+00")
+    assert status().next_fire_at is not None
+    assert status().last_enqueued_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert len(periodic.next_fires("nightly", 3)) == 3
+
+
+@pytest.mark.django_db
 def test_pausing_records_who_and_when_and_resuming_clears_both() -> None:
     store(last_enqueued_at="2026-01-01 00:00+00")
     before = status()

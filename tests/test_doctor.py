@@ -212,6 +212,13 @@ def test_a_batch_operation_that_does_not_move() -> None:
     found("batches", Level.OK, "1 batch operation under way")
     stored.run("UPDATE awa.batch_operations SET updated_at = now() - interval '10 minutes'")
     found("batches", Level.ERROR, f"{operation.id} is pending and has not moved for 10 min", "batch cancel")
+    # One of ours that goes on says nothing about those that the leader runs.
+    ours = operations.submit_batch(operations.Cancel(), JobFilter(queue="q"))
+    found("batches", Level.ERROR, f"{operation.id} is pending", "the leader")
+    operations.cancel_batch(operation.id)
+    stored.run("UPDATE awa.batch_operations SET state = 'cancelled'")
+    stored.run("UPDATE awa_django_batchoperation SET updated_at = now() - interval '10 minutes'")
+    found("batches", Level.ERROR, f"{ours.id} is pending", "take part in maintenance")
 
 
 @pytest.mark.django_db
@@ -421,6 +428,8 @@ def test_a_role_that_lacks_rights(examined: str, server_url: str) -> None:
                 )
                 found("grants", Level.ERROR, "may not empty", "GRANT TRUNCATE", using=name)
                 found("snapshots", Level.SKIPPED, "of other roles cannot be seen", using=name)
+                said = [item for item in operations.doctor(using=name) if item.check == "snapshots"]
+                assert Level.OK not in {item.level for item in said}, said
                 connection.execute(f'REVOKE INSERT ON awa.deferred_jobs FROM "{role}"')
                 found("grants", Level.ERROR, "may not write to deferred_jobs", using=name)
         finally:

@@ -14,8 +14,8 @@ def block(language: str, text: str) -> Block:
 
 
 @pytest.fixture
-def project(awa_database: str, tmp_path: Path) -> Project:
-    project = Project(tmp_path, awa_database)
+def project(emptied_database: str, tmp_path: Path) -> Project:
+    project = Project(tmp_path, emptied_database)
     project.take_files([block("python", "# shop/extra.py\nANSWER = 42\n")])
     return project
 

@@ -203,6 +203,15 @@ def test_secrets_are_masked_unless_asked_for() -> None:
     assert dumped(job_id)["job"]["args"] == {"items": [{"api_key": MASK}], "n": 1}
 
 
+def test_a_secret_in_an_error_that_is_an_object_is_masked_wherever_the_error_is_text() -> None:
+    error = json.dumps({"error": {"reason": "no", "api_key": "k1"}, "attempt": 1})
+    job_id = canonical("failed", attempt=1, errors=[error])
+    for dump in (dumped, run):
+        assert "k1" in json.dumps(dump(job_id, redacted=False))
+        assert "k1" not in json.dumps(dump(job_id))
+    assert "no" in dumped(job_id)["timeline"][-1]["detail"]
+
+
 def test_every_part_of_a_job_is_shown_to_the_projects_function(settings: Any) -> None:
     seen: set[tuple[str, str]] = set()
 

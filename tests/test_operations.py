@@ -10,9 +10,9 @@ from django.db import connection, transaction
 
 from awa_django import operations
 from awa_django.enqueue import enqueue, enqueue_many
-from awa_django.errors import JobNotFound, UniqueConflict, WrongState
+from awa_django.errors import InvalidJob, JobNotFound, UniqueConflict, WrongState
 from awa_django.jobs import Attempt, JobInsert
-from awa_django.operations import JobFilter, Reason
+from awa_django.operations import JobFilter, Reason, SetPriority
 from awa_django.outcomes import Completed, Failed, Outcome, Terminal
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.states import JobState
@@ -163,6 +163,13 @@ def test_an_id_that_names_no_job_is_told_from_one_in_the_wrong_state() -> None:
     with pytest.raises(JobNotFound, match="4711"):
         operations.load_job(4711)
     assert operations.retry(2**70).matched == 0
+    job_id = added()
+    assert operations.cancel(JobFilter(ids=[job_id, 2**70, -(2**70)])).ids == [job_id]
+    assert [record.job.id for record in operations.list_jobs(after=2**70).jobs] == [job_id]
+    assert operations.list_jobs(after=-(2**70)).jobs == []
+    assert operations.dead_letters(after=(datetime.now(UTC), 2**70)) == []
+    with pytest.raises(InvalidJob, match="no job has an id as high"):
+        operations.submit_batch(SetPriority(1), JobFilter(ids=[2**70]))
     with pytest.raises(JobNotFound):
         operations.load_job(2**70)
 

@@ -19,6 +19,7 @@ from awa_django.planes.canonical import CanonicalPlane
 from awa_django.sql import statement
 from awa_django.states import JobState
 from tests import stored
+from tests.maintenance.test_cost import nodes
 from tests.test_operations import STATES, added, claimed, ended, in_state
 
 pytestmark = pytest.mark.django_db
@@ -341,6 +342,24 @@ def test_kinds_that_wait_are_counted_on_both_planes() -> None:
     canonical("scheduled", kind="third")
     canonical("failed", kind="fourth")
     assert list(operations.waiting_kinds().items()) == [("k", 3), ("other", 2), ("third", 1)]
+
+
+def test_kinds_that_wait_are_found_without_reading_history() -> None:
+    for _ in range(3):
+        in_state("completed")
+    added(queue="a")
+    added(queue="b", kind="other")
+    explain = "EXPLAIN (FORMAT JSON) " + statement("queue_storage/overview", "kinds")
+    with job_cursor("default") as cursor:
+        cursor.execute(explain, {})
+        row = cursor.fetchone()
+    assert row is not None
+    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Alias", "").startswith("ready")]
+    # However large the tables look, each lane is asked from its cursor on.
+    assert scans
+    assert all("lane_seq >= lane.cursor" in json.dumps(node) for node in scans if "Relation Name" in node), (
+        scans
+    )
 
 
 # Queues

@@ -13,7 +13,7 @@ import pytest
 from django.core.management.base import BaseCommand
 
 from awa_django import conf
-from awa_django.management.commands.awa_sql import GRANTS
+from awa_django.management.commands.awa_sql import WRITER
 from awa_django.management.commands.awa_worker import Command
 from awa_django.worker.exit_codes import Exit
 from tests.documents import ROOT, Project, blocks
@@ -160,5 +160,5 @@ def test_the_workers_page_has_every_option_and_exit_code() -> None:
 def test_the_schema_page_shows_the_grants_that_are_printed() -> None:
     [shown] = [block.text for block in blocks(ROOT / "docs" / "schema.md") if block.language == "text"]
     assert shown == "".join(
-        f"{line}\n" for line in GRANTS.format(role='"site"').splitlines() if line.startswith("GRANT")
+        f"{line}\n" for line in WRITER.format(role='"site"').splitlines() if line.startswith("GRANT")
     )

@@ -189,6 +189,7 @@ def test_another_engine_and_another_schema_are_refused_with_the_way_out(moving: 
     assert moving.step(storage.enter_mixed).schema == "awa"
 
 
+@pytest.mark.changes_schema
 def test_a_schema_without_its_substrate_is_not_prepared(moving: Moving) -> None:
     moving.run("DROP TABLE awa.lease_claim_closure_batches CASCADE")
     assert moving.status().missing == (
@@ -247,6 +248,7 @@ def test_a_step_waits_for_one_that_is_under_way_and_then_decides(moving: Moving)
     assert "the state is 'mixed_transition'" in str(refused)
 
 
+@pytest.mark.changes_schema
 def test_a_refusal_by_the_database_itself_is_translated(moving: Moving) -> None:
     moving.run(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -266,6 +268,7 @@ def test_a_missing_transition_row_is_named(moving: Moving) -> None:
             call(using=moving.alias)
 
 
+@pytest.mark.changes_schema
 def test_a_schema_that_is_not_there_or_too_old_is_named(moving: Moving) -> None:
     moving.run("DELETE FROM awa.schema_version WHERE version = 40")
     with pytest.raises(SchemaOutOfDate, match="at version 39"):

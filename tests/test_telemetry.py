@@ -398,7 +398,7 @@ def test_the_status_says_how_the_attempt_ended(
 
 def test_an_exception_is_an_event_of_the_span(observed: Observed) -> None:
     with observed.telemetry.execution(attempt()):
-        observed.telemetry.raised(ValueError("no"))
+        observed.telemetry.raised("greet", ValueError("no"))
     (span,) = observed.spans()
     (event,) = span.events
     assert event.name == "exception"

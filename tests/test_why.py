@@ -87,6 +87,12 @@ def test_a_scheduled_job_is_not_due() -> None:
     why(job_id, WhyReason.NOT_DUE, "not due before 2999-01-01 00:00:00 UTC, in", f"job run {job_id}")
 
 
+def test_a_job_that_is_not_due_on_a_paused_queue_says_both() -> None:
+    job_id = in_state("scheduled")
+    operations.pause("q", "ann")
+    why(job_id, WhyReason.NOT_DUE, "not due before 2999", "queue q is paused besides", "queue resume q")
+
+
 def test_a_retry_says_when_and_what_went_wrong() -> None:
     why(in_state("retryable"), WhyReason.RETRYING, "Attempt 1 of 25 failed: again; the next one is due at")
 

@@ -22,11 +22,32 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from awa_django.operations import BatchChange, Changed, JobFilter
+from awa_django.operations import BatchChange, BatchOperation, Changed, JobFilter, JobRecord
+from awa_django.planes.base import Plane
+from awa_django.planes.records import PlaneName
 
-__all__ = ["Action", "Answer", "Call", "Offer", "Text"]
+__all__ = ["Action", "Answer", "Call", "Offer", "Text", "each", "job_key", "job_of", "some", "submitted"]
 
 Text = str | Promise
+
+
+def job_key(record: JobRecord, planes: Sequence[Plane]) -> str:
+    """What addresses a job: its number, and the storage it is in where that is not the first that is asked.
+
+    Ids of the two overlap. The first is queue storage wherever there are two.
+    """
+    number = str(record.job.id)
+    return number if record.plane == planes[0].name else f"{number}.{record.plane}"
+
+
+def job_of(key: str) -> tuple[int, PlaneName | None] | None:
+    """What :func:`job_key` made the key of; None for what it never makes."""
+    number, dot, plane = key.partition(".")
+    if not (number.isascii() and number.isdecimal() and len(number) < 20):
+        return None
+    if plane == "canonical":
+        return int(number), "canonical"
+    return None if dot else (int(number), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +75,9 @@ class Call:
         return key
 
     def url_of(self, name: str, key: int | str | UUID) -> str | None:
-        """Where an object's page is: ``url_of("job", 17)``. None if the site that was asked does not show such."""
+        """Where an object's page is: ``url_of("job", 17)``. None if the site, or whoever asks, is not shown such."""
+        if not self.request.user.has_perm(f"awa_django.view_{name}"):
+            return None
         site = getattr(self.request, "current_app", None)
         try:
             return reverse(f"admin:awa_django_{name}_change", args=[quote(key)], current_app=site)
@@ -62,9 +85,14 @@ class Call:
             return None
 
     @property
-    def ids(self) -> list[int]:
-        """The keys as job ids; what is no number names no job and is left out."""
-        return [int(key) for key in self.keys if key.isascii() and key.isdecimal() and len(key) < 20]
+    def ids(self) -> dict[PlaneName | None, list[int]]:
+        """The keys as job ids, by the storage that they name; what is no key of a job names none and is left out."""
+        found: dict[PlaneName | None, list[int]] = {}
+        for key in self.keys:
+            if named := job_of(key):
+                number, plane = named
+                found.setdefault(plane, []).append(number)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +108,10 @@ class Answer:
     goes_to: str | None = None
 
     @classmethod
-    def of(cls, changed: Changed) -> Answer:
+    def of(cls, *changes: Changed) -> Answer:
         """What became of jobs."""
-        return cls(changed.count, Counter(item.why for item in changed.skipped))
+        skipped = Counter(item.why for changed in changes for item in changed.skipped)
+        return cls(sum(changed.count for changed in changes), skipped)
 
     def sentence(self, action: Action) -> str:
         """What is told to the operator and written to the log."""
@@ -107,6 +136,31 @@ class Answer:
         yield from ordered[:5]
         if rest := sum(count for _why, count in ordered[5:]):
             yield _("other reasons"), rest
+
+
+def each(verb: Callable[[Call, str], object]) -> Callable[[Call], Answer]:
+    """An action that does one thing to each key, and cannot fail to."""
+
+    def run(call: Call) -> Answer:
+        for key in call.keys:
+            verb(call, key)
+        return Answer(len(call.keys))
+
+    return run
+
+
+def some(call: Call, verb: Callable[[str], bool], otherwise: Text) -> Answer:
+    """Do one thing to each key, where ``verb`` answers whether it could; ``otherwise`` is why not."""
+    done = sum(map(verb, call.keys))
+    left = len(call.keys) - done
+    return Answer(done, {str(otherwise): left} if left else {})
+
+
+def submitted(operations: Sequence[BatchOperation], call: Call) -> Answer:
+    """That workers go on with it, and where that can be watched."""
+    said = _("Submitted: %s. A worker goes on with it.") % "; ".join(each.description for each in operations)
+    goes_to = call.url_of("batchoperation", operations[0].id) if len(operations) == 1 else None
+    return Answer(text=said, goes_to=goes_to)
 
 
 @dataclass(frozen=True, slots=True)

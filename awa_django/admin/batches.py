@@ -19,8 +19,8 @@ from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations
 from awa_django.admin.actions import Action, Answer, Call, Offer
-from awa_django.admin.frame import PREFIX, DeskAdmin, changing, may, read_only_reason
-from awa_django.admin.media import PagesMedia
+from awa_django.admin.frame import PREFIX, DeskAdmin, changing
+from awa_django.admin.pages import may, read_only_reason
 from awa_django.admin.verbs import DEAD_LETTER_ACTIONS, JOB_ACTIONS, LocalTimeField
 from awa_django.errors import AwaError
 from awa_django.models.columns import STATE_LABELS
@@ -61,9 +61,7 @@ def _known(filter: object) -> Mapping[str, Any]:
 def _stop(call: Call) -> Answer:
     for key in call.keys:
         operations.cancel_batch(key)
-    return Answer(
-        len(call.keys), text=_now("It stops after the jobs it is at; what is left counts as skipped.")
-    )
+    return Answer(text=_now("It stops after the jobs it is at; what is left counts as skipped."))
 
 
 BATCH_ACTIONS = (
@@ -203,14 +201,11 @@ _SUBMIT = Action("submit", _("Submit"), _("submitted"), ("submit_batchoperation"
 class BatchAdmin(DeskAdmin):
     """Operations of both tables, which to people are one list."""
 
-    Media = PagesMedia
+    label = _("Batch operations")
     list_template = "admin/awa_django/batch_list.html"
     detail_template = "admin/awa_django/batch_detail.html"
+    called = _("batch operation %s")
     offered = BATCH_ACTIONS
-
-    def name_of(self, key: str) -> str:
-        """The operation, by its id."""
-        return f"batch operation {key}"
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """The newest, or those in a state."""
@@ -220,7 +215,6 @@ class BatchAdmin(DeskAdmin):
         pills = [Pill("", _now("All"), state not in known)]
         pills += [Pill(each.value, each.value, state == each.value) for each in BatchState]
         return {
-            "title": _("Batch operations"),
             "rows": [self._row(request, operation) for operation in found],
             "pills": pills,
             "state": state if state in known else "",
@@ -312,6 +306,7 @@ class BatchAdmin(DeskAdmin):
             "admin/awa_django/batch_form.html",
             lambda look: {
                 "title": _("Submit a batch operation"),
+                "crumb": _("Submit a batch operation"),
                 "form": form,
                 "has_choices": bool(form.fields["operation"].choices),  # type: ignore[attr-defined]
                 "queues": operations.known_queues(),
@@ -331,6 +326,7 @@ class BatchAdmin(DeskAdmin):
                 raise PermissionDenied(str(reason))
             return {
                 "title": capfirst(str(wanted.label)),
+                "crumb": capfirst(str(wanted.label)),
                 "action": wanted,
                 "form": more,
                 "filter_form": form,

@@ -17,10 +17,9 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from awa_django import callbacks, operations
-from awa_django.admin.actions import Action, Answer, Call
-from awa_django.admin.frame import DeskAdmin, may
-from awa_django.admin.media import PagesMedia
-from awa_django.admin.values import Values, may_see
+from awa_django.admin.actions import Action, Answer, Call, job_key, job_of
+from awa_django.admin.frame import DeskAdmin
+from awa_django.admin.values import Values, may_see, value_shown
 from awa_django.encoding import encode
 from awa_django.errors import InvalidJob
 from awa_django.jobs import Job
@@ -117,7 +116,7 @@ def _answered(call: Call, verb: Callable[[str], Job]) -> Answer:
     if len(jobs) == 1:
         if jobs[0].state is JobState.WAITING_EXTERNAL:
             goes_to = call.url_of("waitingcallback", call.key)
-        elif may(call.request, "view_job"):
+        else:
             goes_to = call.url_of("job", jobs[0].id)
     return Answer(len(jobs), text=text, goes_to=goes_to)
 
@@ -153,7 +152,7 @@ def _resolve(call: Call) -> Answer:
             messages.info(call.request, _now("The answer was ignored, and the callback stays valid."))
         if found.reason and may_see(call.request):
             # Its words may be those of the expressions or of the payload: not for the log.
-            messages.info(call.request, found.reason)
+            messages.info(call.request, str(value_shown(found.job.kind, "expression", found.reason)))
         return found.job
 
     return _answered(call, verb)
@@ -289,14 +288,11 @@ def _after(text: str) -> WaitingPosition | None:
 class CallbackAdmin(DeskAdmin):
     """Callbacks that jobs wait for. Their keys are the ids that the outside has."""
 
-    Media = PagesMedia
+    label = _("Callbacks")
     list_template = "admin/awa_django/callback_list.html"
     detail_template = "admin/awa_django/callback_detail.html"
+    called = _("callback %s")
     offered = CALLBACK_ACTIONS
-
-    def name_of(self, key: str) -> str:
-        """The callback, by its id."""
-        return f"callback {key}"
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
@@ -326,13 +322,8 @@ class CallbackAdmin(DeskAdmin):
             )
             items, following = list(page.items), page.next
         search = _Search(text, queue, kind, problem)
-        first = look.planes[0].name
         return {
-            "title": _("Callbacks"),
-            # A job of the other storage may have the number of one of the first.
-            "items": [
-                (item, "" if item.record.plane == first else f"?plane={item.record.plane}") for item in items
-            ],
+            "items": [(item, job_key(item.record, look.planes)) for item in items],
             "search": search,
             "newest": search.link() if after is not None else None,
             "older": search.link(following) if following is not None else None,
@@ -348,9 +339,10 @@ class CallbackAdmin(DeskAdmin):
         return {
             "title": _("Callback"),
             "key": key,
+            "crumb": key,
             "record": record,
             "job": record.job,
-            "job_suffix": "" if record.plane == look.planes[0].name else f"?plane={record.plane}",
+            "job_key": job_key(record, look.planes),
             "callback": record.callback,
             "overdue": _is_overdue(record),
             "is_waiting": _is_waiting(record),
@@ -361,8 +353,9 @@ class CallbackAdmin(DeskAdmin):
 
 def _found(text: str) -> WaitingJob:
     """The callback with this id, or that of the job with this one."""
-    if text.isascii() and text.isdecimal() and len(text) < 20:
-        record = operations.load_job(int(text))
+    if named := job_of(text):
+        number, plane = named
+        record = operations.load_job(number, plane=plane)
         if record.job.callback_id is None:
             raise LookupError(_now("job %s waits for no callback") % text)
     else:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 from django.contrib.admin import AdminSite
-from django.db import OperationalError
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from awa_django.admin.actions import Text
-from awa_django.admin.frame import may, read_page
 from awa_django.admin.kept import Kept
+from awa_django.admin.pages import may, read_page
 from awa_django.admin.values import error_line
-from awa_django.conf import get_settings
 from awa_django.enqueue import queue_alias
 from awa_django.models import DeferredJob, WaitingCallback
 from awa_django.models.columns import STATE_LABELS
@@ -30,8 +26,6 @@ from awa_django.operations.runtimes import runtime_overview
 from awa_django.states import JobState
 
 __all__ = ["Failure", "Stat", "dashboard_page", "read_dashboard"]
-
-logger = logging.getLogger("awa_django.admin")
 
 #: Queues, failures and workers that are shown; each has a page with all of them.
 SHOWN = 10
@@ -71,23 +65,13 @@ class Failure:
 def dashboard_page(request: HttpRequest, site: AdminSite) -> tuple[str, dict[str, Any]]:
     """The template and the context of the page, read in one look."""
     own = {"title": _("Job queue"), "is_dashboard": True}
-    try:
-        return "admin/awa_django/dashboard.html", {
-            **own,
-            **read_page(request, site, lambda look: read_dashboard(request, look)),
-            **own,
-        }
-    except OperationalError as error:
-        if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
-            raise
-        logger.warning("the dashboard took the database too long")
-        limit = get_settings().admin_statement_timeout.total_seconds()
-        return "admin/awa_django/too_slow.html", {
-            **site.each_context(request),
-            **own,
-            "title": _("That took the database too long"),
-            "limit": limit,
-        }
+    template, context, is_read = read_page(
+        request,
+        site,
+        "admin/awa_django/dashboard.html",
+        lambda look: {**own, **read_dashboard(request, look)},
+    )
+    return template, context if is_read else {**own, **context}
 
 
 def read_dashboard(request: HttpRequest, look: Desk) -> Mapping[str, Any]:

@@ -7,28 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.core.exceptions import BadRequest
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import redirect
+from django.http import HttpRequest
 from django.utils.dateparse import parse_datetime
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations
-from awa_django.admin.frame import DeskAdmin, may
-from awa_django.admin.job_page import job_number, job_page
-from awa_django.admin.search import Search, pager, search_of, suggestions, terms_of
+from awa_django.admin.job_lists import JobListAdmin
+from awa_django.admin.job_page import job_at, job_page
+from awa_django.admin.search import Search, pager
 from awa_django.admin.values import error_line
 from awa_django.admin.verbs import DEAD_LETTER_ACTIONS
-from awa_django.conf import get_settings
 from awa_django.errors import JobNotFound
-from awa_django.operations import JobFilter, JobRecord, one_look
+from awa_django.operations import JobRecord
 from awa_django.operations.desk import Desk
-from awa_django.operations.names import known_kinds, known_queues
 
 __all__ = ["DeadLetterAdmin"]
-
-#: What dead letters can be filtered by.
-NAMES = ("kind", "queue", "tag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +42,25 @@ class QueueDepth:
     is_here: bool
 
 
-class DeadLetterAdmin(DeskAdmin):
+class DeadLetterAdmin(JobListAdmin):
     """Jobs that failed for good and are kept until somebody has looked at them."""
 
+    label = _("Dead letters")
     list_template = "admin/awa_django/dead_letter_list.html"
     detail_template = "admin/awa_django/dead_letter_detail.html"
     offered = DEAD_LETTER_ACTIONS
 
-    class Media:
-        #: None of the scripts that Django's own lists and forms need.
-        extend = False
+    names = ("kind", "queue", "tag")
+    called = _("dead letter %s")
 
-    def name_of(self, key: str) -> str:
-        """As lists call it."""
-        return _("dead letter %s") % key
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        """The list. What was typed into the search field goes on as parameters, so that the address says it."""
-        typed = request.GET.get("q", "").strip()
-        if typed and self.has_view_permission(request):
-            with one_look(statement_timeout=get_settings().admin_statement_timeout):
-                terms = terms_of(typed, known_kinds(), known_queues(), NAMES)
-            if terms.get("id", "").isdecimal():
-                return redirect(self.detail_url(terms["id"]))
-            return redirect(request.path + search_of(request.GET, NAMES).link(**terms))
-        return super().changelist_view(request, extra_context)
+    def found_at(self, request: HttpRequest, terms: Mapping[str, str]) -> str:
+        """Where what was typed is found: one by its number has a page."""
+        number = terms.get("id", "")
+        return self.detail_url(number) if number.isdecimal() else super().found_at(request, terms)
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """A page of dead letters, the newest first, and how many each queue has."""
-        search = search_of(request.GET, NAMES)
+        search = self.search(request.GET)
         records: list[JobRecord] = []
         if search.filter is not None:
             # One more than is shown says whether there are older ones.
@@ -88,46 +69,27 @@ class DeadLetterAdmin(DeskAdmin):
             )
         shown = records[: search.size]
         depths = _depths(search)
-        total = sum(depth.count for depth in depths)
-        matching = search.filter is not None and not search.is_empty and may(request, "submit_batchoperation")
-        bulk = self.bulk_offers(request)
         return {
-            "search": search,
+            **self.around_list(request, search),
             "letters": [Letter(record, error_line(request, record)) for record in shown],
             "pager": pager(search, _place_text(shown[-1]) if len(records) > search.size else None),
             "depths": depths,
-            "total": total,
+            "total": sum(depth.count for depth in depths),
             "all_url": search.link(queue=None),
-            "kinds": suggestions()[0],
             "queues": sorted({depth.queue for depth in depths}),
-            "bulk_offers": bulk,
-            "matching_offers": [offer for offer in bulk if offer.action.batch is not None]
-            if matching
-            else [],
-            "matching_count": _matching(search, depths) if matching else None,
-            "next": request.get_full_path(),
-            "is_first": not search.before,
+            "matching_count": _matching(search, depths),
         }
-
-    def filter_of(self, parameters: QueryDict) -> JobFilter:
-        """The dead letters that the list's parameters mean; refused where they mean all, or cannot be read."""
-        search = search_of(parameters, NAMES)
-        if search.filter is None:
-            raise BadRequest("; ".join(search.problems))
-        if search.is_empty:
-            raise BadRequest(_("without a filter all dead letters would be meant"))
-        return search.filter
 
     def read_detail(self, request: HttpRequest, look: Desk, key: str) -> Mapping[str, Any]:
         """One dead letter: the job, and why it is one."""
-        record = operations.load_job(job_number(key))
+        number, plane = job_at(key)
+        record = operations.load_job(number, plane=plane)
         if record.dead_letter is None:
             raise JobNotFound(f"job {key} is no dead letter; it is {record.job.state.value}")
         return {
-            "title": record.job.kind,
             "offers": self.offers(request, record.job.id, record),
             "is_dead_letter_page": True,
-            **job_page(request, record),
+            **job_page(request, look, record),
         }
 
 

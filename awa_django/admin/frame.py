@@ -1,15 +1,14 @@
 """The frame of the desk's pages: who may see them, what stands around them, and how an action is carried out.
 
-Every page is read in one look at the database, with a time limit for each statement. Nothing here writes but
-:meth:`DeskAdmin.action_view`, which takes POST alone, asks before it acts, and acts and logs in one transaction.
+Nothing here writes but :meth:`DeskAdmin.action_view`, which takes POST alone, asks before it acts, and acts and logs in
+one transaction. How a page is read: :mod:`awa_django.admin.pages`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -21,7 +20,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import DatabaseError, OperationalError, models, transaction
+from django.db import DatabaseError, models, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -31,54 +30,27 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from awa_django.admin.actions import Action, Answer, Call, Offer, Text
-from awa_django.conf import get_settings
+from awa_django.admin.actions import Action, Answer, Call, Offer, Text, submitted
+from awa_django.admin.kept import forget
+from awa_django.admin.pages import Build, may, read_only_reason, read_page
 from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError
-from awa_django.operations import JobFilter, one_look, preview_batch, submit_batch
-from awa_django.operations.desk import Desk, looking
-from awa_django.operations.pulse import Pulse, pulse
+from awa_django.operations import JobFilter, preview_batch, submit_batch
+from awa_django.operations.desk import Desk
 
-__all__ = ["NAV", "DeskAdmin", "frame_context", "read_page"]
+__all__ = ["PREFIX", "DeskAdmin", "changing"]
 
-logger = logging.getLogger("awa_django.admin")
-
-#: Pages of the desk in the order of the navigation: label, URL name, and the permission to see it.
-NAV: Sequence[tuple[Text, str, str]] = (
-    (_("Jobs"), "job", "view_job"),
-    (_("Dead letters"), "dlqentry", "view_dlqentry"),
-    (_("Callbacks"), "waitingcallback", "view_waitingcallback"),
-    (_("Queues"), "queuemeta", "view_queuemeta"),
-    (_("Kinds"), "kinddescriptor", "view_kinddescriptor"),
-    (_("Schedules"), "cronjob", "view_cronjob"),
-    (_("Workers"), "runtimeinstance", "view_runtimeinstance"),
-    (_("Batch operations"), "batchoperation", "view_batchoperation"),
-    (_("Storage"), "storagetransitionstate", "view_storagetransitionstate"),
-)
 #: Objects that a confirmation page names.
 SHOWN = 10
 #: Ids that a log entry names.
 LOGGED = 50
+#: Errors that are ours, though their bases say that an object is gone or a value is refused.
+MISTAKES = (KeyError, IndexError, UnicodeError)
 Key = int | str | UUID
 #: Fields of an action's form whose values are payloads: not for whoever reads the log.
 UNLOGGED = ("payload", "error")
 #: Fields of an action's form begin with it; a filter beside them may have the same names.
 PREFIX = "do"
-
-
-def may(request: HttpRequest, codename: str) -> bool:
-    """Whether the user has a permission of this app."""
-    return request.user.has_perm(f"awa_django.{codename}")
-
-
-def read_only_reason() -> Text | None:
-    """Why nothing can be changed from here; None if it can. Within a look, the database has been asked too."""
-    if get_settings().read_only:
-        return _("This site only shows: AWA['READ_ONLY'] is set.")
-    look = looking()
-    if look is not None and look.read_only:
-        return _("The database takes no changes: this connection is read-only.")
-    return None
 
 
 @contextmanager
@@ -98,43 +70,6 @@ def changing() -> Iterator[None]:
         ) from error
 
 
-def frame_context(request: HttpRequest, site: admin.AdminSite, look: Desk) -> dict[str, Any]:
-    """What every page of the desk shows around its own: navigation, live workers, and whether anything can be changed.
-
-    Called within the look that the page is read in.
-    """
-    beat = pulse()
-    return {
-        "nav": _navigation(request, site, beat),
-        "pulse": beat,
-        "read_only": read_only_reason(),
-        "may_see_payloads": may(request, "view_job_payload"),
-    }
-
-
-def _navigation(request: HttpRequest, site: admin.AdminSite, beat: Pulse) -> list[dict[str, Any]]:
-    pages: list[dict[str, Any]] = []
-    if may(request, "view_job"):
-        url = reverse(f"{site.name}:app_list", args=["awa_django"])
-        pages.append({"label": _("Dashboard"), "url": url, "is_here": request.path == url})
-    registered = {model._meta.model_name for model in site._registry if model._meta.app_label == "awa_django"}
-    for label, model, codename in NAV:
-        if model in registered and may(request, codename):
-            url = reverse(f"{site.name}:awa_django_{model}_changelist")
-            pages.append({"label": label, "url": url, "is_here": request.path.startswith(url)})
-            if model == "dlqentry" and beat.dead_letters:
-                pages[-1] |= {"count": beat.dead_letters, "is_more": beat.has_more_dead_letters}
-    return pages
-
-
-def read_page(
-    request: HttpRequest, site: admin.AdminSite, build: Callable[[Desk], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The context of a page: what ``build`` reads and the frame around it, in one look."""
-    with one_look(statement_timeout=get_settings().admin_statement_timeout) as look:
-        return {**site.each_context(request), **frame_context(request, site, look), **build(look)}
-
-
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
 else:
@@ -147,6 +82,8 @@ class _Shown:
 
     pk: str
     name: str
+    #: Other themes make addresses of it.
+    _meta: Any
 
     def __str__(self) -> str:
         return self.name
@@ -159,10 +96,19 @@ class DeskAdmin(_ModelAdmin):
     """
 
     list_template: ClassVar[str]
+    #: Empty where all there is is on the list.
     detail_template: ClassVar[str] = ""
+    #: What the list is called in its title, the navigation and the crumbs.
+    label: ClassVar[Text]
+    #: What an object is called on the confirmation page and in the log.
+    called: ClassVar[Text]
     #: What can be done to what is listed here, in the order of the buttons.
     offered: ClassVar[Sequence[Action]] = ()
     actions = None
+
+    class Media:
+        #: None of the scripts that Django's own lists and forms need.
+        extend = False
 
     # What a subclass says
 
@@ -190,8 +136,8 @@ class DeskAdmin(_ModelAdmin):
         ]
 
     def name_of(self, key: str) -> str:
-        """What an object is called on the confirmation page and in the log."""
-        return f"{self.opts.verbose_name} {key}"
+        """:attr:`called`, of one."""
+        return str(self.called) % key
 
     # Who may
 
@@ -231,7 +177,10 @@ class DeskAdmin(_ModelAdmin):
         """The ordinary ones, and two for actions: on one object, and on several."""
         wrap = self.admin_site.admin_view
         name = f"awa_django_{self.opts.model_name}_action"
+        # An object may be called "do".
+        mistaken = (("change", self.change_view), ("history", self.history_view))
         return [
+            *(path(f"do/{page}/", wrap(view), {"object_id": "do"}) for page, view in mistaken),
             path("do/<slug:name>/", wrap(self.action_view), name=f"{name}_many"),
             path("<path:object_id>/do/<slug:name>/", wrap(self.action_view), name=name),
             *super().get_urls(),
@@ -247,7 +196,7 @@ class DeskAdmin(_ModelAdmin):
             request,
             self.list_template,
             lambda look: {
-                "title": capfirst(str(self.opts.verbose_name_plural)),
+                "title": self.label,
                 "bulk_offers": self.bulk_offers(request),
                 **self.read_list(request, look),
                 **(extra_context or {}),
@@ -259,7 +208,7 @@ class DeskAdmin(_ModelAdmin):
     ) -> HttpResponse:
         """What was done from here to one object, which may be long gone."""
         key = unquote(object_id)
-        shown = _Shown(key, self.name_of(key))
+        shown = _Shown(key, self.name_of(key), self.opts)
         context = {"object": shown, "title": _("Past actions: %(name)s") % {"name": shown}}
         return super().history_view(request, object_id, {**context, **(extra_context or {})})
 
@@ -274,7 +223,7 @@ class DeskAdmin(_ModelAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         if not self.detail_template:
-            raise Http404
+            return redirect(self.list_url())
         key = unquote(object_id)
         try:
             return self.page(
@@ -282,6 +231,7 @@ class DeskAdmin(_ModelAdmin):
                 self.detail_template,
                 lambda look: {
                     "title": capfirst(self.name_of(key)),
+                    "crumb": key,
                     "object_id": object_id,
                     "key": key,
                     **self.read_detail(request, look, key),
@@ -289,36 +239,17 @@ class DeskAdmin(_ModelAdmin):
                 },
             )
         except LookupError as error:
-            if isinstance(error, KeyError | IndexError):
-                raise  # a mistake of ours, not an object that is gone
-            messages.warning(request, str(error) or f"there is no {self.name_of(key)}")
+            if isinstance(error, MISTAKES):
+                raise
+            messages.warning(request, capfirst(str(error)))
             return redirect(self.list_url())
 
-    def page(
-        self,
-        request: HttpRequest,
-        template: str,
-        build: Callable[[Desk], Mapping[str, Any]],
-        *,
-        status: int = 200,
-    ) -> HttpResponse:
+    def page(self, request: HttpRequest, template: str, build: Build) -> HttpResponse:
         """A page that is read in one look. One that takes the database too long says so, with 503."""
         request.current_app = self.admin_site.name
-        try:
-            context = read_page(request, self.admin_site, build)
-        except OperationalError as error:
-            if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
-                raise
-            logger.warning("a page took the database too long: %s", request.path)
-            limit = get_settings().admin_statement_timeout.total_seconds()
-            context = {
-                **self.admin_site.each_context(request),
-                "title": _("That took the database too long"),
-                "limit": limit,
-            }
-            template, status = "admin/awa_django/too_slow.html", 503
-        context = {"opts": self.opts, "media": self.media, **context}
-        return TemplateResponse(request, template, context, status=status)
+        template, context, is_read = read_page(request, self.admin_site, template, build)
+        context = {"opts": self.opts, "media": self.media, "list_label": self.label, **context}
+        return TemplateResponse(request, template, context, status=200 if is_read else 503)
 
     def list_url(self) -> str:
         """Where the list is."""
@@ -379,16 +310,15 @@ class DeskAdmin(_ModelAdmin):
             messages.warning(request, _("Nothing was selected, and nothing was changed."))
             return redirect(self._next(request, self.list_url()))
         call = Call(request, keys, self.filter_of(request.POST) if matching else None)
-        confirmed = "confirmed" in request.POST
         form = None
-        if action.form is not None:
-            initial = {} if confirmed else dict(action.initial(call))
-            form = action.form(request.POST if confirmed else None, initial=initial, prefix=PREFIX)
-        if confirmed and (form is None or form.is_valid()):
-            call = Call(request, keys, call.filter, form.cleaned_data if form is not None else {})
-            done = self._carry_out(action, call, form)
-            if done is not None:
-                return done
+        if "confirmed" in request.POST:
+            if action.form is not None:
+                form = action.form(request.POST, prefix=PREFIX)
+            if form is None or form.is_valid():
+                call = replace(call, values=form.cleaned_data if form is not None else {})
+                done = self._carry_out(action, call, form)
+                if done is not None:
+                    return done
         return self._confirmation(action, call, form)
 
     def _carry_out(self, action: Action, call: Call, form: forms.Form | None) -> HttpResponse | None:
@@ -399,12 +329,15 @@ class DeskAdmin(_ModelAdmin):
                 answer = self._submit(action, call) if call.filter is not None else action.run(call)
                 self._log(action, call, answer)
         except (AwaError, ValueError, LookupError) as error:
+            if isinstance(error, MISTAKES):
+                raise
             text = str(error)
             if form is not None:
                 form.add_error(None, text)
                 return None
             messages.error(request, capfirst(text))
             return redirect(self._next(request, self.list_url()))
+        forget()
         level = messages.SUCCESS
         if answer.skipped:
             level = messages.WARNING if answer.changed else messages.ERROR
@@ -416,12 +349,7 @@ class DeskAdmin(_ModelAdmin):
         assert action.batch is not None
         assert call.filter is not None
         operation = submit_batch(action.batch(call.values), call.filter, submitted_by=call.by)
-        url = reverse(f"{self.admin_site.name}:awa_django_batchoperation_change", args=[quote(operation.id)])
-        return Answer(
-            text=str(_("Submitted: %(what)s. A worker goes on with it; this page shows how far it is."))
-            % {"what": operation.description},
-            goes_to=url,
-        )
+        return submitted([operation], call)
 
     def _log(self, action: Action, call: Call, answer: Answer) -> None:
         """One entry for an action, however many it changed."""
@@ -458,6 +386,9 @@ class DeskAdmin(_ModelAdmin):
         def build(look: Desk) -> dict[str, Any]:
             if reason := read_only_reason():
                 raise PermissionDenied(str(reason))
+            asked = form
+            if asked is None and action.form is not None:
+                asked = action.form(initial=dict(action.initial(call)), prefix=PREFIX)
             preview = None
             count: int | None = len(call.keys)
             if call.filter is not None:
@@ -470,7 +401,7 @@ class DeskAdmin(_ModelAdmin):
             return {
                 "title": capfirst(str(action.label)),
                 "action": action,
-                "form": form,
+                "form": asked,
                 "count": count,
                 "preview": preview,
                 "matching": call.filter is not None,

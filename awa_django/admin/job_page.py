@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from django.db.models import F, Value
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
+from awa_django.admin.actions import job_key, job_of
 from awa_django.admin.kept import Kept
 from awa_django.admin.values import Values, may_see, value_shown
 from awa_django.admin.words import link_of
@@ -18,11 +19,12 @@ from awa_django.enqueue import queue_alias
 from awa_django.errors import JobNotFound
 from awa_django.models import KindDescriptor, QueueDescriptor
 from awa_django.operations import Descriptor
+from awa_django.operations.desk import Desk
 from awa_django.operations.dumps import TimelineEntry, timeline
 from awa_django.operations.why import Why, WhyReason
-from awa_django.planes.records import JobRecord
+from awa_django.planes.records import JobRecord, PlaneName
 
-__all__ = ["Descriptions", "Step", "descriptions", "job_number", "job_page"]
+__all__ = ["Descriptions", "descriptions", "job_at", "job_page"]
 
 #: Metadata of a job that a schedule made.
 _SCHEDULE_KEY = "cron_name"
@@ -38,22 +40,17 @@ _TROUBLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that happened to a job; ``detail`` is None where it may not be seen."""
-
-    entry: TimelineEntry
-    detail: str | None
-
-
-def job_number(key: str) -> int:
-    """A job's id as an address has it. Raises ``JobNotFound`` for what is none."""
-    if not (key.isascii() and key.isdecimal() and len(key) < 20):
+def job_at(key: str) -> tuple[int, PlaneName | None]:
+    """A job's id, and the storage it is in, as an address has them. Raises ``JobNotFound`` for what is none."""
+    found = job_of(key)
+    if found is None:
         raise JobNotFound(f"there is no job {key!r}: ids are whole numbers")
-    return int(key)
+    return found
 
 
-def job_page(request: HttpRequest, record: JobRecord, answer: Why | None = None) -> dict[str, Any]:
+def job_page(
+    request: HttpRequest, look: Desk, record: JobRecord, answer: Why | None = None
+) -> dict[str, Any]:
     """The context of ``includes/job_head.html`` and ``includes/job_body.html``.
 
     ``answer`` says why the job is not running, which is shown of one that may yet run.
@@ -66,13 +63,16 @@ def job_page(request: HttpRequest, record: JobRecord, answer: Why | None = None)
     reason = answer if is_open else None
     timeout_at = None if record.callback is None else record.callback.timeout_at
     return {
+        "title": job.kind,
+        "crumb": f"{job.kind} #{job.id}",
         "record": record,
         "job": job,
+        "job_key": job_key(record, look.planes),
         "values": Values(record) if sees else None,
         "why": reason,
         "why_sentence": _sentence(reason, sees),
         "why_level": "warning" if reason is not None and reason.reason in _TROUBLE else "info",
-        "steps": [_step(record, entry, sees) for entry in timeline(record)],
+        "steps": _steps(record, sees),
         "kind": kind,
         "kind_link": link_of(kind),
         "queue": queue,
@@ -120,10 +120,15 @@ def _sentence(answer: Why | None, sees: bool) -> str:
     return answer.sentence
 
 
-def _step(record: JobRecord, entry: TimelineEntry, sees: bool) -> Step:
-    if entry.detail is None or not sees:
-        return Step(entry, None)
-    return Step(entry, str(value_shown(record, "errors", entry.detail)))
+def _steps(record: JobRecord, sees: bool) -> Sequence[TimelineEntry]:
+    """What happened to the job, errors as they may be shown; also when a job that completed compactly started.
+
+    An error may be an object: only as long as it is one, what is secret in it is known by its name.
+    """
+    errors = tuple(value_shown(record.job.kind, "errors", entry) for entry in record.job.errors)
+    job = replace(record.job, errors=errors, attempted_at=record.started_at)
+    steps = timeline(replace(record, job=job))
+    return steps if sees else [replace(step, detail=None) for step in steps]
 
 
 def _text(value: object, *, other_than: str = "") -> str | None:

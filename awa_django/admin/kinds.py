@@ -12,17 +12,15 @@ from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations, periodic
 from awa_django.admin.actions import Text
-from awa_django.admin.frame import DeskAdmin, may
-from awa_django.admin.media import PagesMedia
+from awa_django.admin.found_by_name import Choices, found_by_name
+from awa_django.admin.frame import DeskAdmin
+from awa_django.admin.pages import may
 from awa_django.admin.words import link_of
 from awa_django.operations import KindOverview
 from awa_django.operations.desk import Desk
 from awa_django.registry import JobKind, registry
 
 __all__ = ["KindAdmin"]
-
-#: Rows of the list; more are found by name.
-SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class KindRow:
         return self.overview.waiting > 0 and self.overview.handled_by == 0
 
 
-_SHOW = {
+_SHOW: Choices[KindRow] = {
     "orphaned": (_("No live worker knows it"), lambda row: row.is_orphaned),
     "waiting": (_("Waiting"), lambda row: row.overview.waiting > 0),
     "failed": (_("With failures"), lambda row: row.overview.failed > 0),
@@ -50,13 +48,10 @@ _SHOW = {
 class KindAdmin(DeskAdmin):
     """Kinds, whether code describes them or jobs alone have them."""
 
-    Media = PagesMedia
+    label = _("Kinds")
     list_template = "admin/awa_django/kind_list.html"
     detail_template = "admin/awa_django/kind_detail.html"
-
-    def name_of(self, key: str) -> str:
-        """The kind, by its name."""
-        return f"kind {key}"
+    called = _("kind %s")
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """All kinds, or those that are searched for."""
@@ -64,23 +59,9 @@ class KindAdmin(DeskAdmin):
             KindRow(kind, kind.kind in registry, link_of(kind.descriptor))
             for kind in operations.kind_overview()
         ]
-        wanted = request.GET.get("q", "").strip()
-        show = request.GET.get("show", "")
-        found = [row for row in rows if _is_called(row.overview, wanted)]
-        pills = [("", _("All"), len(found), show not in _SHOW)]
-        for name, (label, applies) in _SHOW.items():
-            pills.append((name, label, sum(map(applies, found)), show == name))
-        if show in _SHOW:
-            found = [row for row in found if _SHOW[show][1](row)]
         return {
-            "title": _("Kinds"),
-            "rows": found[:SHOWN],
-            "left_out": max(0, len(found) - SHOWN),
-            "any_kind": bool(rows),
             "orphaned": [row.overview for row in rows if row.is_orphaned],
-            "pills": pills,
-            "wanted": wanted,
-            "show": show if show in _SHOW else "",
+            **found_by_name(request, rows, _names, _("All"), _SHOW),
         }
 
     def read_detail(self, request: HttpRequest, look: Desk, key: str) -> Mapping[str, Any]:
@@ -121,12 +102,7 @@ def _options(kind: JobKind[Any, Any] | None) -> list[tuple[Text, str]]:
     ]
 
 
-def _is_called(overview: KindOverview, wanted: str) -> bool:
-    names = [overview.kind]
-    if overview.descriptor is not None:
-        names += [
-            *overview.descriptor.tags,
-            overview.descriptor.display_name or "",
-            overview.descriptor.owner or "",
-        ]
-    return any(wanted.lower() in name.lower() for name in names)
+def _names(row: KindRow) -> tuple[str | None, ...]:
+    described = row.overview.descriptor
+    found = () if described is None else (*described.tags, described.display_name, described.owner)
+    return row.overview.kind, *found

@@ -8,13 +8,13 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest
-from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations, periodic
-from awa_django.admin.actions import Action, Answer, Call, Offer, Text
-from awa_django.admin.frame import DeskAdmin, may
-from awa_django.admin.media import PagesMedia
+from awa_django.admin.actions import Action, Answer, Call, Offer, Text, each, some, submitted
+from awa_django.admin.found_by_name import Choices, found_by_name
+from awa_django.admin.frame import DeskAdmin
+from awa_django.admin.pages import may
 from awa_django.admin.words import config_facts, link_of
 from awa_django.models.columns import STATE_LABELS
 from awa_django.operations import Cancel, Counts, JobFilter, QueueOverview
@@ -30,8 +30,6 @@ __all__ = ["QueueAdmin"]
 
 #: What draining cancels.
 NOT_RUNNING = (JobState.AVAILABLE, JobState.SCHEDULED, JobState.RETRYABLE, JobState.WAITING_EXTERNAL)
-#: Rows of the list; more are found by name.
-SHOWN = 500
 #: Seconds a job has been due, from which on a queue counts as late.
 LATE = 10
 
@@ -57,16 +55,8 @@ class _ShardsForm(forms.Form):
     )
 
 
-def _pause(call: Call) -> Answer:
-    for queue in call.keys:
-        operations.pause(queue, call.by)
-    return Answer(len(call.keys))
-
-
 def _resume(call: Call) -> Answer:
-    resumed = sum(operations.resume(queue) for queue in call.keys)
-    idle = len(call.keys) - resumed
-    return Answer(resumed, {str(_("it was not paused")): idle} if idle else {})
+    return some(call, operations.resume, _("it was not paused"))
 
 
 def _to_drain(call: Call) -> int:
@@ -83,16 +73,11 @@ def _drain(call: Call) -> Answer:
         checked_queue(queue)
     if _to_drain(call) <= AT_ONCE or not _somebody_runs_batches():
         return Answer(sum(operations.drain(queue) for queue in call.keys))
-    submitted = [
+    made = [
         operations.submit_batch(Cancel(), JobFilter(queue=queue, states=NOT_RUNNING), submitted_by=call.by)
         for queue in call.keys
     ]
-    one = len(submitted) == 1 and may(call.request, "view_batchoperation")
-    return Answer(
-        text=_now("Submitted: %s. A worker goes on with it.")
-        % "; ".join(operation.description for operation in submitted),
-        goes_to=call.url_of("batchoperation", submitted[0].id) if one else None,
-    )
+    return submitted(made, call)
 
 
 def _somebody_runs_batches() -> bool:
@@ -101,12 +86,6 @@ def _somebody_runs_batches() -> bool:
         each.live and each.maintenance_alive and not each.shutting_down and OUR_VERSION in each.version
         for each in operations.runtime_overview().instances
     )
-
-
-def _set_shards(call: Call) -> Answer:
-    for queue in call.keys:
-        operations.set_enqueue_shards(queue, call.values["shards"])
-    return Answer(len(call.keys))
 
 
 def _shards_now(call: Call) -> Mapping[str, Any]:
@@ -120,7 +99,7 @@ QUEUE_ACTIONS = (
         _("Pause"),
         _("paused"),
         ("pause_queue",),
-        _pause,
+        each(lambda call, queue: operations.pause(queue, call.by)),
         _(
             "Nobody claims jobs of it, and those that fall due stay scheduled. Running jobs go on; producers "
             "enqueue as before."
@@ -143,7 +122,7 @@ QUEUE_ACTIONS = (
         _("Change enqueue shards"),
         _("changed"),
         ("change_queue_shards",),
-        _set_shards,
+        each(lambda call, queue: operations.set_enqueue_shards(queue, call.values["shards"])),
         _(
             "Each priority of the queue gets this many lanes, so that producers wait less for each other. Order holds "
             "within a lane only. Processes that run read the number when they start."
@@ -205,7 +184,7 @@ class Configuration:
     workers: Sequence[Runtime]
 
 
-_SHOW = {
+_SHOW: Choices[QueueRow] = {
     "paused": (_("Paused"), lambda row: row.overview.paused),
     "late": (_("Late"), lambda row: row.is_late),
     "unserved": (_("No worker"), lambda row: row.is_unserved),
@@ -215,14 +194,11 @@ _SHOW = {
 class QueueAdmin(DeskAdmin):
     """Queues. One needs no row of settings to be listed; its key is its name."""
 
-    Media = PagesMedia
+    label = _("Queues")
     list_template = "admin/awa_django/queue_list.html"
     detail_template = "admin/awa_django/queue_detail.html"
+    called = _("queue %s")
     offered = QUEUE_ACTIONS
-
-    def name_of(self, key: str) -> str:
-        """The queue, by its name."""
-        return f"queue {key}"
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """All queues, or those that are searched for."""
@@ -231,23 +207,7 @@ class QueueAdmin(DeskAdmin):
             QueueRow(queue, runtimes.get(queue.queue), self.offers(request, queue.queue, queue))
             for queue in operations.queue_overview()
         ]
-        wanted = request.GET.get("q", "").strip()
-        show = request.GET.get("show", "")
-        found = [row for row in rows if _is_called(row.overview, wanted)]
-        pills = [("", _("All"), len(found), show not in _SHOW)]
-        for name, (label, applies) in _SHOW.items():
-            pills.append((name, label, sum(map(applies, found)), show == name))
-        if show in _SHOW:
-            found = [row for row in found if _SHOW[show][1](row)]
-        return {
-            "title": _("Queues"),
-            "rows": found[:SHOWN],
-            "left_out": max(0, len(found) - SHOWN),
-            "any_queue": bool(rows),
-            "pills": pills,
-            "wanted": wanted,
-            "show": show if show in _SHOW else "",
-        }
+        return found_by_name(request, rows, _names, _("All"), _SHOW)
 
     def read_detail(self, request: HttpRequest, look: Desk, key: str) -> Mapping[str, Any]:
         """One queue. A name that could be one is shown, for it may be paused before its first job."""
@@ -276,11 +236,9 @@ class QueueAdmin(DeskAdmin):
         }
 
 
-def _is_called(overview: QueueOverview, wanted: str) -> bool:
-    names = [overview.queue]
-    if overview.descriptor is not None and overview.descriptor.display_name:
-        names.append(overview.descriptor.display_name)
-    return any(wanted.lower() in name.lower() for name in names)
+def _names(row: QueueRow) -> tuple[str | None, ...]:
+    described = row.overview.descriptor
+    return row.overview.queue, None if described is None else described.display_name
 
 
 def _states(counts: Counts) -> list[tuple[str, Text, int, bool]]:

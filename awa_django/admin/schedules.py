@@ -13,16 +13,16 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations, periodic
-from awa_django.admin.actions import Action, Answer, Call, Offer
-from awa_django.admin.frame import DeskAdmin, may
-from awa_django.admin.media import PagesMedia
+from awa_django.admin.actions import Action, Answer, Call, Offer, each, some
+from awa_django.admin.payloads import PayloadAdmin
+from awa_django.admin.values import may_see, value_shown
 from awa_django.enqueue import queue_alias
 from awa_django.errors import ScheduleNotFound
 from awa_django.models import QueueMeta
 from awa_django.operations.desk import Desk
 from awa_django.operations.runtimes import RuntimeOverview
 from awa_django.periodic import ScheduleStatus
-from awa_django.redaction import shown
+from awa_django.templatetags.awa import plain_text
 
 __all__ = ["ScheduleAdmin"]
 
@@ -38,29 +38,14 @@ _SCHEDULES = (_("schedule"), _("schedules"))
 # What can be done
 
 
-def _pause(call: Call) -> Answer:
-    for name in call.keys:
-        periodic.pause(name, call.by)
-    return Answer(len(call.keys))
-
-
-def _resume(call: Call) -> Answer:
-    for name in call.keys:
-        periodic.resume(name)
-    return Answer(len(call.keys))
-
-
 def _delete(call: Call) -> Answer:
-    deleted = sum(periodic.delete(name) for name in call.keys)
-    gone = len(call.keys) - deleted
-    return Answer(deleted, {_now("there is no such schedule any more"): gone} if gone else {})
+    return some(call, periodic.delete, _("there is no such schedule any more"))
 
 
 def _trigger(call: Call) -> Answer:
     job_ids = [periodic.trigger(name) for name in call.keys]
     made = ", ".join(map(str, job_ids))
-    one = len(job_ids) == 1 and may(call.request, "view_job")
-    goes_to = call.url_of("job", job_ids[0]) if one else None
+    goes_to = call.url_of("job", job_ids[0]) if len(job_ids) == 1 else None
     return Answer(len(job_ids), text=_now("Enqueued: job %s.") % made, goes_to=goes_to)
 
 
@@ -79,7 +64,7 @@ SCHEDULE_ACTIONS = (
         _("Pause"),
         _("paused"),
         ("pause_cronjob",),
-        _pause,
+        each(lambda call, name: periodic.pause(name, call.by)),
         _(
             "It does not fire until it is resumed, whoever leads. Jobs that it enqueued already are not touched."
         ),
@@ -91,7 +76,7 @@ SCHEDULE_ACTIONS = (
         _("Resume"),
         _("resumed"),
         ("pause_cronjob",),
-        _resume,
+        each(lambda call, name: periodic.resume(name)),
         _("It fires again. Of the fires that it missed, its policy makes up the latest one or all."),
         applies=lambda shown: shown.is_paused,
         noun=_SCHEDULES,
@@ -130,23 +115,19 @@ class ScheduleRow:
     is_handled: bool
 
 
-class ScheduleAdmin(DeskAdmin):
+class ScheduleAdmin(PayloadAdmin):
     """Schedules that the database holds, whoever declared them."""
 
-    Media = PagesMedia
+    label = _("Schedules")
     list_template = "admin/awa_django/schedule_list.html"
     detail_template = "admin/awa_django/schedule_detail.html"
+    called = _("schedule %s")
     offered = SCHEDULE_ACTIONS
-
-    def name_of(self, key: str) -> str:
-        """The schedule, by its name."""
-        return f"schedule {key}"
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """All of them, by name."""
         rows = self._rows(request, periodic.schedules())
         return {
-            "title": _("Schedules"),
             "rows": rows,
             "paused": sum(row.status.is_paused for row in rows),
             "faulty": sum(row.status.fault is not None for row in rows),
@@ -154,24 +135,23 @@ class ScheduleAdmin(DeskAdmin):
 
     def read_detail(self, request: HttpRequest, look: Desk, key: str) -> Mapping[str, Any]:
         """One of them, with its next fires."""
-        status = next((status for status in periodic.schedules() if status.name == key), None)
-        if status is None:
-            raise ScheduleNotFound(f"there is no schedule {key!r}")
+        status = _status(key)
         (row,) = self._rows(request, [status])
-        values = {}
-        if may(request, "view_job_payload"):
-            values = {
-                "args": shown(status.kind, "args", status.args),
-                "metadata": shown(status.kind, "metadata", status.metadata),
-            }
         return {
             "row": row,
             "schedule": status,
             "offers": row.offers,
             "fires": [] if status.fault else periodic.next_fires(key, FIRES),
             "declared_at": periodic.declared[key].place if row.is_declared_here else "",
-            **values,
+            "values": _values(status) if may_see(request) else None,
         }
+
+    def read_part(self, key: str, part: str) -> str:
+        """Arguments or metadata."""
+        values = _values(_status(key))
+        if part not in values:
+            raise LookupError(f"a schedule has no part {part!r}")
+        return plain_text(values[part])
 
     def _rows(self, request: HttpRequest, found: Collection[ScheduleStatus]) -> list[ScheduleRow]:
         workers = operations.runtime_overview()
@@ -192,6 +172,21 @@ class ScheduleAdmin(DeskAdmin):
             )
             for status in found
         ]
+
+
+def _status(name: str) -> ScheduleStatus:
+    status = next((status for status in periodic.schedules() if status.name == name), None)
+    if status is None:
+        raise ScheduleNotFound(f"there is no schedule {name!r}")
+    return status
+
+
+def _values(status: ScheduleStatus) -> Mapping[str, Any]:
+    """What its jobs get, as it may be shown."""
+    return {
+        "args": value_shown(status.kind, "args", status.args),
+        "metadata": value_shown(status.kind, "metadata", status.metadata),
+    }
 
 
 def _is_orphaned(status: ScheduleStatus, workers: RuntimeOverview) -> bool:

@@ -26,6 +26,7 @@ from awa_django.operations.names import known_kinds, known_queues
 from awa_django.states import JobState
 
 __all__ = [
+    "NAMES",
     "PAGE_SIZES",
     "Chip",
     "Pager",

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import models
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.http import HttpRequest
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from awa_django import storage
 from awa_django.admin.actions import Action, Answer, Call, Offer, Text
 from awa_django.admin.frame import DeskAdmin
-from awa_django.admin.media import PagesMedia
 from awa_django.enqueue import queue_alias
 from awa_django.models import StorageTransitionState
 from awa_django.operations.desk import Desk
@@ -127,7 +125,7 @@ class StepRow:
 class StorageAdmin(DeskAdmin):
     """The state of the move: one page, whose only object is the database."""
 
-    Media = PagesMedia
+    label = _("Storage")
     list_template = "admin/awa_django/storage.html"
     offered = tuple(STEPS.values())
 
@@ -140,16 +138,6 @@ class StorageAdmin(DeskAdmin):
     ) -> models.Model | None:
         """The only row, for the page of past actions."""
         return StorageTransitionState(singleton=True) if object_id == KEY else None
-
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        """There is nothing beside the list."""
-        return redirect(self.list_url())
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """How far the move is, and what each step waits for."""

@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from awa_django.admin.actions import Text
-from awa_django.admin.frame import may
+from awa_django.admin.pages import may
 from awa_django.planes.records import JobRecord
 from awa_django.redaction import MASK, Part, shown
 from awa_django.templatetags.awa import first_line, plain_text
@@ -28,10 +28,10 @@ def may_see(request: HttpRequest) -> bool:
     return may(request, "view_job_payload")
 
 
-def value_shown(record: JobRecord, part: Part, value: Any) -> Any:
-    """What redaction leaves of one value; of one nested too deep to be looked through, nothing."""
+def value_shown(kind: str, part: Part, value: Any) -> Any:
+    """What redaction leaves of one value of a kind of jobs; of one nested too deep to be looked through, nothing."""
     try:
-        return shown(record.job.kind, part, value)
+        return shown(kind, part, value)
     except RecursionError:
         return MASK
 
@@ -40,7 +40,7 @@ def error_line(request: HttpRequest, record: JobRecord) -> str | None:
     """The line of the latest error that says most; None where it may not be seen or there is none."""
     if not record.job.errors or not may_see(request):
         return None
-    return first_line(_entry(value_shown(record, "errors", record.job.errors[-1])).text)
+    return first_line(_entry(value_shown(record.job.kind, "errors", record.job.errors[-1])).text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,14 @@ class Values:
     def part(self, name: str) -> str:
         """One part in full, as text. Raises ``LookupError`` for a name that no part has."""
         match name:
-            case "args":
-                return plain_text(self.args)
-            case "metadata":
-                return plain_text(self.metadata)
-            case "progress":
-                return plain_text(self.progress)
+            case "args" | "metadata" | "progress":
+                return plain_text(getattr(self, name))
             case "errors":
                 return "\n\n".join(_written(entry) for entry in self.errors)
         raise LookupError(f"a job has no part {name!r}")
 
     def _show(self, part: Part, value: Any) -> Any:
-        return value_shown(self._record, part, value)
+        return value_shown(self._record.job.kind, part, value)
 
 
 def _entry(entry: Any) -> ErrorEntry:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations
@@ -46,6 +49,11 @@ class LocalTimeField(forms.DateTimeField):
 
     widget = forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
 
+    def clean(self, value: Any) -> Any:
+        """The instant, with its zone also in a project that goes without (``USE_TZ = False``)."""
+        at = super().clean(value)
+        return timezone.make_aware(at) if isinstance(at, datetime) and timezone.is_naive(at) else at
+
 
 class _PriorityForm(forms.Form):
     priority = forms.TypedChoiceField(label=_("Priority"), choices=PRIORITIES, coerce=int, initial=2)
@@ -85,11 +93,32 @@ class _RedriveForm(forms.Form):
     queue = QueueNameField(label=_("Queue"), required=False, help_text=_("Left empty: the one it failed on."))
 
 
+def _options(call: Call) -> dict[str, Any]:
+    return {name: value or None for name, value in call.values.items()}
+
+
 def _jobs(verb: Callable[..., Changed]) -> Callable[[Call], Answer]:
     """An action that is one of the operations, with what the form says as its options."""
 
     def run(call: Call) -> Answer:
-        return Answer.of(verb(call.ids, **{name: value or None for name, value in call.values.items()}))
+        # Without a storage, that is the first that has the job.
+        found = call.ids or {None: []}
+        return Answer.of(*(verb(ids, plane=plane, **_options(call)) for plane, ids in found.items()))
+
+    return run
+
+
+def _dead_letters(verb: Callable[..., Changed]) -> Callable[[Call], Answer]:
+    """The same of an operation on dead letters, which the canonical tables have none of."""
+
+    def run(call: Call) -> Answer:
+        answer = Answer.of(verb(call.ids.get(None, []), **_options(call)))
+        elsewhere = len(call.ids.get("canonical", []))
+        if not elsewhere:
+            return answer
+        return replace(
+            answer, skipped={**answer.skipped, str(_("the canonical tables have no dead letters")): elsewhere}
+        )
 
     return run
 
@@ -166,7 +195,7 @@ JOB_ACTIONS = (
         _("Move to the dead letters"),
         _("moved to the dead letters"),
         ("move_dlqentry",),
-        _jobs(operations.dead_letter),
+        _dead_letters(operations.dead_letter),
         _("Failed jobs are kept as dead letters, which history does not forget so soon."),
         form=_ReasonForm,
         applies=_is(JobState.FAILED),
@@ -196,7 +225,7 @@ DEAD_LETTER_ACTIONS = (
         _("Redrive"),
         _("will run again"),
         ("retry_dlqentry",),
-        _jobs(operations.retry_dead),
+        _dead_letters(operations.retry_dead),
         _("Dead letters run again with all their attempts. Errors stay on record, progress does not."),
         form=_RedriveForm,
         to_many=True,
@@ -210,7 +239,7 @@ DEAD_LETTER_ACTIONS = (
         _("Purge"),
         _("purged"),
         ("purge_dlqentry",),
-        _jobs(operations.purge_dead),
+        _dead_letters(operations.purge_dead),
         _("Dead letters are forgotten for good. This cannot be undone."),
         to_many=True,
         batch=lambda values: Purge(),

@@ -11,7 +11,6 @@ from django.utils.translation import gettext_lazy as _
 from awa_django import operations
 from awa_django.admin.actions import Text
 from awa_django.admin.frame import DeskAdmin
-from awa_django.admin.media import PagesMedia
 from awa_django.admin.words import config_facts
 from awa_django.enqueue import queue_alias
 from awa_django.errors import RuntimeNotFound
@@ -28,13 +27,10 @@ SHOWN = 200
 class WorkerAdmin(DeskAdmin):
     """Worker processes, as they report themselves. Nothing can be done to them from here."""
 
-    Media = PagesMedia
+    label = _("Workers")
     list_template = "admin/awa_django/worker_list.html"
     detail_template = "admin/awa_django/worker_detail.html"
-
-    def name_of(self, key: str) -> str:
-        """The process, by its id."""
-        return f"worker {key}"
+    called = _("worker %s")
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """Live ones, or with ``show=all`` those that are gone as well."""
@@ -42,7 +38,6 @@ class WorkerAdmin(DeskAdmin):
         every = request.GET.get("show") == "all"
         found = [each for each in overview.instances if every or each.live]
         return {
-            "title": _("Workers"),
             "overview": overview,
             "attention": overview.attention,
             "instances": found[:SHOWN],
@@ -64,6 +59,7 @@ class WorkerAdmin(DeskAdmin):
             raise RuntimeNotFound(f"there is no worker {key}")
         return {
             "title": instance.name,
+            "crumb": instance.name,
             "worker": instance,
             "flags": _flags(instance),
             "queue_descriptors": len(hashes) if isinstance(hashes, dict) else 0,

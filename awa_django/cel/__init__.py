@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -47,10 +47,10 @@ DefaultAction: TypeAlias = Literal["complete", "fail", "ignore"]
 class Expressions:
     """The expressions of one callback, as stored with its attempt; None where there is none."""
 
-    filter: str | None = None
-    on_complete: str | None = None
-    on_fail: str | None = None
-    transform: str | None = None
+    filter: str | None = field(default=None, repr=False)
+    on_complete: str | None = field(default=None, repr=False)
+    on_fail: str | None = field(default=None, repr=False)
+    transform: str | None = field(default=None, repr=False)
 
     @property
     def any(self) -> bool:
@@ -59,8 +59,8 @@ class Expressions:
 
     def named(self) -> Iterator[tuple[str, str | None]]:
         """Each expression under its name."""
-        for field in fields(self):
-            yield field.name, getattr(self, field.name)
+        for item in fields(self):
+            yield item.name, getattr(self, item.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ class Ignored:
 class Complete:
     """The job is completed; ``payload`` is what resolve returns, JSON or None."""
 
-    payload: Any = None
+    payload: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
     """The job fails with ``error``; ``expression`` is the text of ``on_fail`` if that decided."""
 
-    error: str
-    expression: str | None = None
+    error: str = field(repr=False)
+    expression: str | None = field(default=None, repr=False)
 
 
 Decision: TypeAlias = Ignored | Complete | Fail

@@ -7,10 +7,12 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from awa_django.conf import get_settings
 from awa_django.console.exits import Exit
 from awa_django.console.screen import Screen
+from awa_django.console.text import plain
 from awa_django.console.tree import Call, Verb, refusal, usage
 from awa_django.db import postgres
 from awa_django.enqueue import queue_alias
@@ -39,10 +41,10 @@ def run(verb: Verb, options: Mapping[str, Any], screen: Screen) -> int:
 
     Raises ``CommandError`` with its exit code for everything that can be expected to go wrong.
     """
+    using = options.get("database")
     try:
         if verb.changes and get_settings().read_only:
             raise usage(f"AWA['READ_ONLY'] is set: `awa {verb.path}` changes something and is refused")
-        using = options.get("database")
         _reach(using)
         answer = verb.run(Call(options, screen, using))
     except (SchemaOutOfDate, ConfigurationError, InvalidJob) as error:
@@ -51,15 +53,13 @@ def run(verb: Verb, options: Mapping[str, Any], screen: Screen) -> int:
         raise refusal("; ".join([f"cannot {error.step.replace('_', ' ')} yet", *error.blockers])) from error
     except AwaError as error:
         raise (refusal if isinstance(error, _REFUSALS) else _failure)(str(error)) from error
-    except (ValueError, TypeError) as error:
-        # What the operators' functions say of arguments that make no sense.
-        if type(error) not in (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError) as error:
+        # What the operators' functions say of arguments that make no sense, and Python of times beyond its own.
+        if type(error) not in (ValueError, TypeError, OverflowError):
             raise
         raise usage(str(error)) from error
-    except DatabaseError as error:
-        if fault := _schema_fault(error, options.get("database")):
-            raise usage(fault) from error
-        raise _failure(_said(error)) from error
+    except (DatabaseError, InterfaceError) as error:
+        raise _refused(error, postgres(queue_alias(using))) from error
     if screen.as_json:
         screen.dump(answer.document)
     else:
@@ -74,24 +74,34 @@ def _reach(using: str | None) -> None:
     try:
         postgres(alias).ensure_connection()
     except (OperationalError, InterfaceError) as error:
-        raise CommandError(
-            f"cannot reach database {alias!r}: {str(error).strip()}", returncode=int(Exit.UNREACHABLE)
-        ) from error
+        raise _unreachable(f"cannot reach database {alias!r}: {str(error).strip()}") from error
+
+
+def _unreachable(message: str) -> CommandError:
+    return CommandError(plain(message), returncode=Exit.UNREACHABLE)
 
 
 def _failure(message: str) -> CommandError:
-    return CommandError(message, returncode=Exit.FAILED)
+    return CommandError(plain(message), returncode=Exit.FAILED)
 
 
-def _schema_fault(error: DatabaseError, using: str | None) -> str | None:
-    """What is wrong with the schema, where the database does not know something that ought to be in it."""
-    if getattr(error.__cause__, "sqlstate", None) not in _UNKNOWN_OBJECTS:
-        return None
-    return read_schema(postgres(queue_alias(using))).fault()
+def _refused(error: DatabaseError | InterfaceError, connection: BaseDatabaseWrapper) -> CommandError:
+    """What to answer where the database did not do what it was asked."""
+    if connection.connection is None or connection.connection.closed:
+        return _unreachable(f"lost database {connection.alias!r}: {_first_line(error)}")
+    is_unknown = getattr(error.__cause__, "sqlstate", None) in _UNKNOWN_OBJECTS
+    # It does not know something that ought to be in the schema.
+    if is_unknown and (fault := read_schema(connection).fault()):
+        return usage(fault)
+    return _failure(_said(error))
 
 
-def _said(error: DatabaseError) -> str:
-    text = str(error).strip().partition("\n")[0]
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _said(error: DatabaseError | InterfaceError) -> str:
+    text = _first_line(error)
     state = getattr(error.__cause__, "sqlstate", None)
     if state == "42501":
         return f"{text}: this role lacks a right; `manage.py awa doctor` names it"

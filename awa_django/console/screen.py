@@ -14,9 +14,9 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 
 from awa_django.console.documents import document
-from awa_django.console.text import clip, length, pad, plain
+from awa_django.console.text import clip, harmless, length, pad, plain
 
-__all__ = ["Answer", "Column", "Screen", "table"]
+__all__ = ["Answer", "Column", "Screen", "done", "table"]
 
 #: A page is as wide as this where nobody says how wide the terminal is.
 WIDTH = 80
@@ -135,7 +135,7 @@ class Screen:
 
     def dump(self, value: Any) -> None:
         """The one document of the answer."""
-        self.out.write(json.dumps(document(value), ensure_ascii=False, indent=2))
+        self.out.write(harmless(json.dumps(document(value), ensure_ascii=False, indent=2)))
 
     # Beside the answer
 
@@ -144,6 +144,11 @@ class Screen:
         line = plain(text)
         # Errors are red there by default, and this is none.
         self.err.write(paint(line) if paint else line, style_func=str)
+
+    def more(self, place: str | None) -> None:
+        """Say how to go on after a page; nothing at the end."""
+        if place is not None:
+            self.note(f"There is more: add --after {place}")
 
     @property
     def is_interactive(self) -> bool:
@@ -168,3 +173,8 @@ class Answer:
     document: Any
     show: Callable[[Screen], None]
     exit: int = 0
+
+
+def done(document: Any, sentence: str) -> Answer:
+    """The answer of a verb that did what it was asked: a document, and a sentence for people."""
+    return Answer(document, lambda screen: screen.say(sentence, screen.style.SUCCESS))

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
+#: The largest number of anything that can be asked for.
+MOST = 1_000_000
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -61,9 +63,9 @@ def moment_ago(text: str) -> datetime:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
+    """A whole number from 1 to a million."""
+    if not text.isdecimal() or len(text) > 7 or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 to {MOST:,} is needed, not {text!r}")
     return int(text)
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from awa_django.operations.words import count, moment, span
 
-__all__ = ["ago", "clip", "count", "instant", "length", "pad", "plain", "short", "span"]
+__all__ = ["ago", "clip", "count", "harmless", "instant", "length", "pad", "plain", "short", "span"]
 
 #: Joins letters in some scripts and has no width; harmless, unlike other invisible characters.
 _JOINERS = "\u200c\u200d"
@@ -28,8 +28,27 @@ def plain(value: object) -> str:
     return "".join(map(_visible, text))
 
 
+def harmless(document: str) -> str:
+    """JSON of the same meaning, with the characters that :func:`plain` shows written as escapes of JSON's own."""
+    if document.isascii() and "\x7f" not in document:
+        return document  # JSON has escaped the other controls
+    return "".join(
+        character if character == "\n" or not _is_invisible(character) else _escaped(character)
+        for character in document
+    )
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+def _is_invisible(character: str) -> bool:
+    return unicodedata.category(character) in _INVISIBLE and character not in _JOINERS
+
+
 def _visible(character: str) -> str:
-    if unicodedata.category(character) not in _INVISIBLE or character in _JOINERS:
+    if not _is_invisible(character):
         return character
     return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character) or (
         f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"

@@ -22,7 +22,7 @@ from awa_django import telemetry
 from awa_django.conf import Settings
 from awa_django.encoding import dump_json
 from awa_django.errors import ConfigurationError, said, without_details
-from awa_django.jobs import Job, Taken
+from awa_django.jobs import Job
 from awa_django.operations.batch import (
     BatchOperation,
     BatchState,
@@ -37,7 +37,7 @@ from awa_django.operations.batch import (
 from awa_django.operations.change import Changed, Reason, change_chosen, narrowed
 from awa_django.operations.desk import Desk, planes_of
 from awa_django.planes.base import Cursor
-from awa_django.planes.queue_storage.operate import pass_tombstones
+from awa_django.planes.queue_storage.operate import pass_all_tombstones
 from awa_django.sql import statement
 
 __all__ = ["RUNNER_KEY", "BulkRunner", "has_work"]
@@ -65,6 +65,8 @@ SIGN_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 _ONCE_MORE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 _HELD_UP = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+#: What is wrong with a statement or its values, and not with the moment.
+_HOPELESS = (psycopg.DataError, psycopg.ProgrammingError)
 
 
 class _Cannot(Exception):
@@ -81,13 +83,6 @@ class _Chunk(NamedTuple):
     changed: Changed
     missed: int = 0
     errors: Mapping[int, str] = {}
-
-
-class _Done(NamedTuple):
-    """Jobs that a transaction changed, as they are now, and those that it lifted off their lanes."""
-
-    jobs: Sequence[Job]
-    spent: Sequence[Taken]
 
 
 def has_work(cursor: Cursor) -> bool:
@@ -150,6 +145,13 @@ class BulkRunner:
             run.change()
         except _Cannot as fault:
             self._finish(operation, BatchState.FAILED, error=str(fault))
+        except _HOPELESS as error:
+            # Tried again it would fail again, and keep those behind it waiting for ever.
+            without_details(error)
+            logger.exception("batch operation %s cannot go on", operation.id)
+            with self.connection.cursor() as cursor:
+                for now in read_bulk(cursor, "load", id=operation.id):
+                    self._finish(now, BatchState.FAILED, error=said(error))
         except _Moved:
             return
 
@@ -173,6 +175,16 @@ class BulkRunner:
                 over.id, over.description, over.state, over.processed, over.skipped, over.errored,
                 f"; {error}" if error else "",
             )  # fmt: skip
+        self._pass_tombstones()
+
+    def _pass_tombstones(self) -> None:
+        """Move claim cursors past what was lifted off its lanes, highest id first, so not chunk by chunk."""
+        try:
+            with self.connection.transaction(), self.connection.cursor() as cursor:
+                pass_all_tombstones(cursor)
+        except (*_HELD_UP, *_ONCE_MORE) as error:
+            # Whoever claims from the lane passes them as well.
+            logger.info("cursors were not moved past jobs that are gone: %s", said(error))
 
 
 @dataclass(slots=True)
@@ -259,15 +271,23 @@ class _Run:
                 self._change(looked_from, chunk, looked_from.after(chunk[-1]) if found else following)
                 told = time.monotonic()
             self.walk = following
-            if self.of_runner.stopping():
-                raise _Moved
-            if time.monotonic() > told + SIGN_SECONDS:
-                self._give_sign()
-                told = time.monotonic()
             if self.walk is None and self.round < kind_of(looked_from.change).rounds:
                 self.round += 1
                 self.walk = looked_from.again()
+            if self.of_runner.stopping():
+                self._keep()
+                raise _Moved
+            if time.monotonic() > told + SIGN_SECONDS:
+                self._keep()
+                told = time.monotonic()
         self.of_runner._finish(self.operation, BatchState.COMPLETED)
+
+    def _keep(self) -> None:
+        """Store how far the looks have come that found nothing, which also says that somebody is at it."""
+        with self.of_runner.connection.transaction(), self.of_runner.connection.cursor() as cursor:
+            reasons, problems = self._hold(cursor)
+            mark = self._settle(cursor, _Chunk(Changed()), self.walk, reasons, problems)
+        self.mark = mark
 
     def _reread(self) -> BatchOperation:
         with self.of_runner.connection.cursor() as cursor:
@@ -293,7 +313,7 @@ class _Run:
             except Exception:
                 logger.debug("batch operation %s goes on job by job", self.operation.id)
             else:
-                self._follow_up(walk, done)
+                self._count(walk, done)
                 self._fit(len(found), max(time.monotonic() - began, 0.001))
                 return
             self._one_by_one(walk, found, following)
@@ -316,7 +336,7 @@ class _Run:
         """Change one job, or note why it cannot be changed."""
         for attempt in range(1, LOCK_ATTEMPTS + 1):
             try:
-                self._follow_up(walk, self._attempt(walk, [job.id], following))
+                self._count(walk, self._attempt(walk, [job.id], following))
                 return
             except (*_HELD_UP, *_ONCE_MORE) as error:
                 if attempt == LOCK_ATTEMPTS:
@@ -329,7 +349,7 @@ class _Run:
                 self._note_error(job, following, said(error))
                 return
 
-    def _attempt(self, walk: Walk, job_ids: Sequence[int], following: Walk | None) -> _Done:
+    def _attempt(self, walk: Walk, job_ids: Sequence[int], following: Walk | None) -> Sequence[Job]:
         """Change jobs and store what became of them, in one transaction."""
         connection = self.of_runner.connection
         if self.round > 1:
@@ -346,22 +366,17 @@ class _Run:
             at = self._desk(cursor)
             changed = change_chosen(at, walk.on, verb, job_ids)
             missed = len(job_ids) - len(changed.jobs) - len(changed.skipped)
+            if kind_of(walk.change).rounds > 1:
+                # What moved on may yet be met where it went; what is not is accounted for at the end.
+                missed = 0
             mark = self._settle(cursor, _Chunk(changed, missed), following, reasons, problems)
         self.mark = mark
-        return _Done(changed.jobs, at.spent)
+        return changed.jobs
 
-    def _follow_up(self, walk: Walk, done: _Done) -> None:
-        """What comes after the commit, and is not worth failing for."""
-        connection = self.of_runner.connection
-        if done.spent:
-            try:
-                with connection.transaction(), connection.cursor() as cursor:
-                    pass_tombstones(cursor, done.spent)
-            except (*_HELD_UP, *_ONCE_MORE) as error:
-                # Whoever claims from the lane passes them as well.
-                logger.info("cursors were not moved past jobs that are gone: %s", said(error))
+    def _count(self, walk: Walk, done: Sequence[Job]) -> None:
+        """Tell the meters, after the commit."""
         if (counted := kind_of(walk.change).counted) is not None and telemetry.current().metering:
-            counted(walk.change, done.jobs)
+            counted(walk.change, done)
 
     def _note_error(self, job: Found, following: Walk | None, text: str) -> None:
         with self.of_runner.connection.transaction(), self.of_runner.connection.cursor() as cursor:

@@ -25,6 +25,7 @@ from datetime import datetime, timedelta
 import psycopg
 
 from awa_django.conf import Settings
+from awa_django.errors import said
 from awa_django.maintenance import Context, Duty
 from awa_django.maintenance.metrics import record_prune, record_turn
 from awa_django.planes.base import Cursor
@@ -138,9 +139,12 @@ class _Keeper:
         except psycopg.IntegrityError as error:
             record_prune(context, self.name, slot, Prune.HELD, None)
             logger.error(
-                "slot %d of the %s ring cannot be emptied without losing history: %s", slot, self.name, error
+                "slot %d of the %s ring cannot be emptied without losing history: %s",
+                slot,
+                self.name,
+                said(error),
             )
-            result, why = Prune.HELD, str(error)
+            result, why = Prune.HELD, said(error)
         self.tried(ring, slot, result, why)
         return result
 

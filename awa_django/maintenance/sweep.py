@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from awa_django.errors import said
 from awa_django.jobs import Landed, Landing, Taken
 from awa_django.maintenance import Context
 from awa_django.planes.base import Cursor, Plane
@@ -66,7 +67,7 @@ class Sweeper:
                 for job_id, error in refused.faults.items():
                     logger.error(
                         "%s passes over job %d for %g s, since it cannot be written: %s",
-                        self.name, job_id, RETRY_BAD_AFTER, error,
+                        self.name, job_id, RETRY_BAD_AFTER, said(error),
                     )  # fmt: skip
                     self._bad[job_id] = self.clock() + RETRY_BAD_AFTER
 

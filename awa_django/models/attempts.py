@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from awa_django.models.columns import (
     ArrayColumn,
+    InstantField,
     JobStateField,
     MultirangeField,
     ReadModel,
@@ -31,11 +32,11 @@ class Lease(SlotModel, LaneModel):
     run_lease = models.BigIntegerField(_("lease"))
     max_attempts = models.SmallIntegerField(_("attempts allowed"))
     lane_seq = models.BigIntegerField(_("position"))
-    heartbeat_at = models.DateTimeField(_("heartbeat at"), null=True)
-    deadline_at = models.DateTimeField(_("deadline at"), null=True)
-    attempted_at = models.DateTimeField(_("attempted at"), null=True)
+    heartbeat_at = InstantField(_("heartbeat at"), null=True)
+    deadline_at = InstantField(_("deadline at"), null=True)
+    attempted_at = InstantField(_("attempted at"), null=True)
     callback_id = models.UUIDField(_("callback"), null=True)
-    callback_timeout_at = models.DateTimeField(_("callback times out at"), null=True)
+    callback_timeout_at = InstantField(_("callback times out at"), null=True)
 
     class Meta(ReadModel.Meta):
         db_table = table("leases")
@@ -58,14 +59,14 @@ class AttemptState(ReadModel):
     pk = models.CompositePrimaryKey("job_id", "run_lease")
     job_id = models.BigIntegerField(_("job"))
     run_lease = models.BigIntegerField(_("lease"))
-    heartbeat_at = models.DateTimeField(_("heartbeat at"), null=True)
+    heartbeat_at = InstantField(_("heartbeat at"), null=True)
     progress = models.JSONField(_("progress"), null=True)
     callback_filter = models.TextField(null=True)
     callback_on_complete = models.TextField(null=True)
     callback_on_fail = models.TextField(null=True)
     callback_transform = models.TextField(null=True)
     callback_result = models.JSONField(_("callback result"), null=True)
-    updated_at = models.DateTimeField(_("updated at"))
+    updated_at = InstantField(_("updated at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("attempt_state")
@@ -84,10 +85,10 @@ class LeaseClaim(SlotModel, LaneModel):
     attempt = models.SmallIntegerField(_("attempt"))
     max_attempts = models.SmallIntegerField(_("attempts allowed"))
     lane_seq = models.BigIntegerField(_("position"))
-    claimed_at = models.DateTimeField(_("claimed at"))
-    materialized_at = models.DateTimeField(_("materialized at"), null=True)
-    closed_at = models.DateTimeField(_("closed at"), null=True)
-    deadline_at = models.DateTimeField(_("deadline at"), null=True)
+    claimed_at = InstantField(_("claimed at"))
+    materialized_at = InstantField(_("materialized at"), null=True)
+    closed_at = InstantField(_("closed at"), null=True)
+    deadline_at = InstantField(_("deadline at"), null=True)
 
     class Meta(ReadModel.Meta):
         db_table = table("lease_claims")
@@ -109,8 +110,8 @@ class LeaseClaimBatch(SlotModel, LaneModel):
     lane_seqs = numbers()
     attempts = small_numbers()
     max_attempts = small_numbers()
-    deadline_at = models.DateTimeField(_("deadline at"), null=True)
-    claimed_at = models.DateTimeField(_("claimed at"))
+    deadline_at = InstantField(_("deadline at"), null=True)
+    claimed_at = InstantField(_("claimed at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("lease_claim_batches")
@@ -126,7 +127,7 @@ class LeaseClaimClosure(ReadModel):
     job_id = models.BigIntegerField(_("job"))
     run_lease = models.BigIntegerField(_("lease"))
     outcome = models.TextField(_("outcome"))
-    closed_at = models.DateTimeField(_("closed at"))
+    closed_at = InstantField(_("closed at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("lease_claim_closures")
@@ -146,7 +147,7 @@ class LeaseClaimClosureBatch(ReadModel):
     closed_count = models.IntegerField(_("receipts"))
     receipt_ids = numbers()
     receipt_ranges = MultirangeField()
-    closed_at = models.DateTimeField(_("closed at"))
+    closed_at = InstantField(_("closed at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("lease_claim_closure_batches")
@@ -165,8 +166,8 @@ class ReceiptCompletionBatch(SlotModel, LaneModel):
     run_leases = numbers()
     lane_seqs = numbers()
     attempts = small_numbers()
-    attempted_ats = ArrayColumn(models.DateTimeField(null=True))
-    finalized_at = models.DateTimeField(_("finalized at"))
+    attempted_ats = ArrayColumn(InstantField(null=True))
+    finalized_at = InstantField(_("finalized at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("receipt_completion_batches")
@@ -181,7 +182,7 @@ class ReceiptCompletionTombstone(SlotModel, LaneModel):
     job_id = models.BigIntegerField(_("job"))
     run_lease = models.BigIntegerField(_("lease"))
     lane_seq = models.BigIntegerField(_("position"))
-    deleted_at = models.DateTimeField(_("deleted at"))
+    deleted_at = InstantField(_("deleted at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("receipt_completion_tombstones")

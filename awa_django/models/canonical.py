@@ -7,7 +7,16 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from awa_django.models.columns import ArrayColumn, JobStateField, MaskField, Named, ReadModel, table, texts
+from awa_django.models.columns import (
+    ArrayColumn,
+    InstantField,
+    JobStateField,
+    MaskField,
+    Named,
+    ReadModel,
+    table,
+    texts,
+)
 
 
 class _CanonicalJob(Named):
@@ -21,19 +30,19 @@ class _CanonicalJob(Named):
     priority = models.SmallIntegerField(_("priority"))
     attempt = models.SmallIntegerField(_("attempt"))
     max_attempts = models.SmallIntegerField(_("attempts allowed"))
-    run_at = models.DateTimeField(_("run at"))
-    heartbeat_at = models.DateTimeField(_("heartbeat at"), null=True)
-    deadline_at = models.DateTimeField(_("deadline at"), null=True)
-    attempted_at = models.DateTimeField(_("attempted at"), null=True)
-    finalized_at = models.DateTimeField(_("finalized at"), null=True)
-    created_at = models.DateTimeField(_("created at"))
+    run_at = InstantField(_("run at"))
+    heartbeat_at = InstantField(_("heartbeat at"), null=True)
+    deadline_at = InstantField(_("deadline at"), null=True)
+    attempted_at = InstantField(_("attempted at"), null=True)
+    finalized_at = InstantField(_("finalized at"), null=True)
+    created_at = InstantField(_("created at"))
     errors = ArrayColumn(models.JSONField(), verbose_name=_("errors"), null=True)
     metadata = models.JSONField(_("metadata"))
     tags = texts(verbose_name=_("tags"))
     unique_key = models.BinaryField(_("unique key"), null=True)
     unique_states = MaskField(_("states that hold the unique key"), null=True)
     callback_id = models.UUIDField(_("callback"), null=True)
-    callback_timeout_at = models.DateTimeField(_("callback times out at"), null=True)
+    callback_timeout_at = InstantField(_("callback times out at"), null=True)
     callback_filter = models.TextField(null=True)
     callback_on_complete = models.TextField(null=True)
     callback_on_fail = models.TextField(null=True)

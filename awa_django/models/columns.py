@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.lookups import In
 from django.utils.translation import gettext_lazy as _
 
+from awa_django.db import EARLIEST, LATEST
 from awa_django.states import JobState
 
 STATE_LABELS = {
@@ -102,6 +103,20 @@ class MultirangeField(Field):
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str:
         return "int8multirange"
+
+
+class InstantField(DateTimeField):
+    """An instant that any client wrote; one that Python cannot hold is read as the nearest it can (DEC-18)."""
+
+    def deconstruct(self) -> tuple[str, str, list[Any], dict[str, Any]]:
+        # The column is Django's own, only reading it differs.
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django.db.models.DateTimeField", list(args), dict(kwargs)
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        bounded = f"LEAST(GREATEST({sql}, '{EARLIEST.isoformat()}'), '{LATEST.isoformat()}')"
+        # The two functions pass over NULL.
+        return f"CASE WHEN {sql} IS NOT NULL THEN {bounded} END", (*params, *params)
 
 
 class CursorTimeField(DateTimeField):

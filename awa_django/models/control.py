@@ -7,7 +7,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from awa_django.models.columns import STATE_LABELS, ReadModel, table, texts
+from awa_django.models.columns import STATE_LABELS, InstantField, ReadModel, table, texts
 from awa_django.states import JobState
 
 
@@ -16,7 +16,7 @@ class SchemaVersion(ReadModel):
 
     version = models.IntegerField(_("version"), primary_key=True)
     description = models.TextField(_("description"))
-    applied_at = models.DateTimeField(_("applied at"))
+    applied_at = InstantField(_("applied at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("schema_version")
@@ -29,7 +29,7 @@ class QueueMeta(ReadModel):
 
     queue = models.TextField(_("queue"), primary_key=True)
     paused = models.BooleanField(_("paused"))
-    paused_at = models.DateTimeField(_("paused at"), null=True)
+    paused_at = InstantField(_("paused at"), null=True)
     paused_by = models.TextField(_("paused by"), null=True)
     enqueue_shards = models.SmallIntegerField(_("enqueue shards"))
 
@@ -58,10 +58,10 @@ class CronJob(ReadModel):
     tags = texts(verbose_name=_("tags"))
     metadata = models.JSONField(_("metadata"))
     missed_fire_policy = models.TextField(_("missed fires"))
-    last_enqueued_at = models.DateTimeField(_("last fire"), null=True)
-    created_at = models.DateTimeField(_("created at"))
-    updated_at = models.DateTimeField(_("updated at"))
-    paused_at = models.DateTimeField(_("paused at"), null=True)
+    last_enqueued_at = InstantField(_("last fire"), null=True)
+    created_at = InstantField(_("created at"))
+    updated_at = InstantField(_("updated at"))
+    paused_at = InstantField(_("paused at"), null=True)
     paused_by = models.TextField(_("paused by"), null=True)
 
     class Meta(ReadModel.Meta):
@@ -86,9 +86,9 @@ class _Descriptor(ReadModel):
     extra = models.JSONField(_("extra"))
     descriptor_hash = models.TextField(_("hash"))
     sync_interval_ms = models.BigIntegerField(_("milliseconds between two writes"))
-    created_at = models.DateTimeField(_("created at"))
-    updated_at = models.DateTimeField(_("updated at"))
-    last_seen_at = models.DateTimeField(_("last seen at"))
+    created_at = InstantField(_("created at"))
+    updated_at = InstantField(_("updated at"))
+    last_seen_at = InstantField(_("last seen at"))
 
     class Meta(ReadModel.Meta):
         abstract = True
@@ -161,7 +161,7 @@ class JobKind(ReadModel):
 
 class _QueueMark(ReadModel):
     queue = models.TextField(_("queue"), primary_key=True)
-    touched_at = models.DateTimeField(_("touched at"))
+    touched_at = InstantField(_("touched at"))
 
     class Meta(ReadModel.Meta):
         abstract = True
@@ -169,7 +169,7 @@ class _QueueMark(ReadModel):
 
 class _KindMark(ReadModel):
     kind = models.TextField(_("kind"), primary_key=True)
-    touched_at = models.DateTimeField(_("touched at"))
+    touched_at = InstantField(_("touched at"))
 
     class Meta(ReadModel.Meta):
         abstract = True
@@ -218,8 +218,8 @@ class RuntimeInstance(ReadModel):
     hostname = models.TextField(_("host"), null=True)
     pid = models.IntegerField(_("process"))
     version = models.TextField(_("version"))
-    started_at = models.DateTimeField(_("started at"))
-    last_seen_at = models.DateTimeField(_("last seen at"))
+    started_at = InstantField(_("started at"))
+    last_seen_at = InstantField(_("last seen at"))
     snapshot_interval_ms = models.BigIntegerField(_("milliseconds between two signs of life"))
     healthy = models.BooleanField(_("healthy"))
     postgres_connected = models.BooleanField(_("connected"))
@@ -253,9 +253,9 @@ class BatchOperation(ReadModel):
     spec = models.JSONField(_("change"))
     state = models.TextField(_("state"))
     submitted_by = models.TextField(_("submitted by"), null=True)
-    submitted_at = models.DateTimeField(_("submitted at"))
-    started_at = models.DateTimeField(_("started at"), null=True)
-    finalized_at = models.DateTimeField(_("finalized at"), null=True)
+    submitted_at = InstantField(_("submitted at"))
+    started_at = InstantField(_("started at"), null=True)
+    finalized_at = InstantField(_("finalized at"), null=True)
     cursor = models.JSONField(_("cursor"), null=True)
     total_matched = models.BigIntegerField(_("matched"), null=True)
     processed = models.BigIntegerField(_("processed"))
@@ -263,8 +263,8 @@ class BatchOperation(ReadModel):
     errored = models.BigIntegerField(_("errored"))
     last_error = models.TextField(_("last error"), null=True)
     runner_instance = models.UUIDField(_("run by"), null=True)
-    retention_until = models.DateTimeField(_("kept until"), null=True)
-    updated_at = models.DateTimeField(_("updated at"))
+    retention_until = InstantField(_("kept until"), null=True)
+    updated_at = InstantField(_("updated at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("batch_operations")
@@ -286,7 +286,7 @@ class BatchOperationItem(ReadModel):
     job_id = models.BigIntegerField(_("job"))
     state = models.TextField(_("state"))
     error = models.TextField(_("error"), null=True)
-    processed_at = models.DateTimeField(_("processed at"), null=True)
+    processed_at = InstantField(_("processed at"), null=True)
 
     class Meta(ReadModel.Meta):
         db_table = table("batch_operation_items")
@@ -303,9 +303,9 @@ class StorageTransitionState(ReadModel):
     state = models.TextField(_("state"))
     transition_epoch = models.BigIntegerField(_("epoch"))
     details = models.JSONField(_("details"))
-    entered_at = models.DateTimeField(_("entered at"))
-    updated_at = models.DateTimeField(_("updated at"))
-    finalized_at = models.DateTimeField(_("finalized at"), null=True)
+    entered_at = InstantField(_("entered at"))
+    updated_at = InstantField(_("updated at"))
+    finalized_at = InstantField(_("finalized at"), null=True)
 
     class Meta(ReadModel.Meta):
         db_table = table("storage_transition_state")
@@ -319,7 +319,7 @@ class RuntimeStorageBackend(ReadModel):
 
     backend = models.TextField(_("engine"), primary_key=True)
     schema_name = models.TextField(_("schema"))
-    updated_at = models.DateTimeField(_("updated at"))
+    updated_at = InstantField(_("updated at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("runtime_storage_backends")

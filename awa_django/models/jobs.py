@@ -7,7 +7,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from awa_django.models.columns import JobStateField, Named, ReadModel, table
+from awa_django.models.columns import InstantField, JobStateField, Named, ReadModel, table
 
 
 class SlotModel(ReadModel):
@@ -52,10 +52,10 @@ class StoredJob(CarriedModel, Named):
     attempt = models.SmallIntegerField(_("attempt"))
     run_lease = models.BigIntegerField(_("lease"))
     max_attempts = models.SmallIntegerField(_("attempts allowed"))
-    run_at = models.DateTimeField(_("run at"))
-    attempted_at = models.DateTimeField(_("attempted at"), null=True)
-    finalized_at = models.DateTimeField(_("finalized at"), null=True)
-    created_at = models.DateTimeField(_("created at"))
+    run_at = InstantField(_("run at"))
+    attempted_at = InstantField(_("attempted at"), null=True)
+    finalized_at = InstantField(_("finalized at"), null=True)
+    created_at = InstantField(_("created at"))
 
     class Meta(ReadModel.Meta):
         abstract = True
@@ -74,10 +74,10 @@ class FinishedJob(CarriedModel, SlotModel, LaneModel, Named):
     run_lease = models.BigIntegerField(_("lease"))
     max_attempts = models.SmallIntegerField(_("attempts allowed"), null=True)
     lane_seq = models.BigIntegerField(_("position"))
-    run_at = models.DateTimeField(_("run at"), null=True)
-    attempted_at = models.DateTimeField(_("attempted at"), null=True)
-    finalized_at = models.DateTimeField(_("finalized at"))
-    created_at = models.DateTimeField(_("created at"), null=True)
+    run_at = InstantField(_("run at"), null=True)
+    attempted_at = InstantField(_("attempted at"), null=True)
+    finalized_at = InstantField(_("finalized at"))
+    created_at = InstantField(_("created at"), null=True)
 
     class Meta(ReadModel.Meta):
         abstract = True
@@ -96,9 +96,9 @@ class ReadyEntry(CarriedModel, SlotModel, LaneModel, Named):
     run_lease = models.BigIntegerField(_("last lease"))
     max_attempts = models.SmallIntegerField(_("attempts allowed"))
     lane_seq = models.BigIntegerField(_("position"))
-    run_at = models.DateTimeField(_("available since"))
-    attempted_at = models.DateTimeField(_("attempted at"), null=True)
-    created_at = models.DateTimeField(_("created at"))
+    run_at = InstantField(_("available since"))
+    attempted_at = InstantField(_("attempted at"), null=True)
+    created_at = InstantField(_("created at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("ready_entries")
@@ -138,9 +138,9 @@ class TerminalJob(FinishedJob):
 class DlqEntry(StoredJob):
     """A dead letter: a job that failed for good, with everything needed to run it again."""
 
-    finalized_at = models.DateTimeField(_("finalized at"))
+    finalized_at = InstantField(_("finalized at"))
     dlq_reason = models.TextField(_("reason"))
-    dlq_at = models.DateTimeField(_("dead since"))
+    dlq_at = InstantField(_("dead since"))
     original_run_lease = models.BigIntegerField(_("lease it failed with"))
 
     class Meta(StoredJob.Meta):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from awa_django.models.columns import MultirangeField, ReadModel, table
+from awa_django.models.columns import InstantField, MultirangeField, ReadModel, table
 from awa_django.models.jobs import LaneModel, SlotModel
 
 
@@ -19,8 +19,8 @@ class ReadySegment(SlotModel, LaneModel):
     )
     first_lane_seq = models.BigIntegerField(_("first position"))
     next_lane_seq = models.BigIntegerField(_("position after the last"))
-    first_run_at = models.DateTimeField(_("first available since"))
-    created_at = models.DateTimeField(_("created at"))
+    first_run_at = InstantField(_("first available since"))
+    created_at = InstantField(_("created at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("ready_segments")
@@ -36,7 +36,7 @@ class ReadyTombstone(SlotModel, LaneModel):
     )
     lane_seq = models.BigIntegerField(_("position"))
     job_id = models.BigIntegerField(_("job"))
-    tombstoned_at = models.DateTimeField(_("since"))
+    tombstoned_at = InstantField(_("since"))
 
     class Meta(ReadModel.Meta):
         db_table = table("ready_tombstones")
@@ -54,7 +54,7 @@ class ReadyClaimAttemptBatch(SlotModel, LaneModel):
     next_lane_seq = models.BigIntegerField(_("position after the last"))
     claimed_count = models.IntegerField(_("positions"))
     lane_ranges = MultirangeField()
-    claimed_at = models.DateTimeField(_("claimed at"))
+    claimed_at = InstantField(_("claimed at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("ready_claim_attempt_batches")
@@ -112,7 +112,7 @@ class QueueClaimerState(ReadModel):
 
     queue = models.TextField(_("queue"), primary_key=True)
     target_claimers = models.SmallIntegerField(_("claimers"))
-    updated_at = models.DateTimeField(_("updated at"))
+    updated_at = InstantField(_("updated at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("queue_claimer_state")
@@ -128,9 +128,9 @@ class QueueClaimerLease(ReadModel):
     claimer_slot = models.SmallIntegerField(_("claimer"))
     owner_instance_id = models.UUIDField(_("instance"))
     lease_epoch = models.BigIntegerField(_("epoch"))
-    leased_at = models.DateTimeField(_("leased at"))
-    last_claimed_at = models.DateTimeField(_("last claimed at"))
-    expires_at = models.DateTimeField(_("expires at"))
+    leased_at = InstantField(_("leased at"))
+    last_claimed_at = InstantField(_("last claimed at"))
+    expires_at = InstantField(_("expires at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("queue_claimer_leases")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from awa_django.models.columns import CursorTimeField, ReadModel, table
+from awa_django.models.columns import CursorTimeField, InstantField, ReadModel, table
 from awa_django.models.jobs import LaneModel, SlotModel
 
 
@@ -30,7 +30,7 @@ class _RingSlot(ReadModel):
 class QueueRingState(_RingState):
     """The cursor of the queue ring; one row."""
 
-    terminal_counter_trusted_at = models.DateTimeField(_("counters exact since"), null=True)
+    terminal_counter_trusted_at = InstantField(_("counters exact since"), null=True)
 
     class Meta(_RingState.Meta):
         db_table = table("queue_ring_state")
@@ -98,7 +98,7 @@ class QueueTerminalCountDelta(SlotModel, LaneModel):
     )
     counter_bucket = models.SmallIntegerField(_("bucket"))
     terminal_delta = models.BigIntegerField(_("increment"))
-    recorded_at = models.DateTimeField(_("recorded at"))
+    recorded_at = InstantField(_("recorded at"))
 
     class Meta(ReadModel.Meta):
         db_table = table("queue_terminal_count_deltas")

@@ -7,7 +7,7 @@ of a job's values is asked of :mod:`awa_django.redaction`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -128,10 +128,11 @@ def dump_job(
                 "timestamp": _stamp(entry.timestamp),
                 "label": entry.label,
                 "state": None if entry.state is None else entry.state.value,
-                "detail": None if entry.detail is None else show("errors", entry.detail),
+                "detail": entry.detail,
                 "is_error": entry.is_error,
             }
-            for entry in timeline(record)
+            # An error may be an object: only as long as it is one, what is secret in it is known by its name.
+            for entry in timeline(replace(record, job=replace(record.job, errors=tuple(errors))))
         ],
     }
     if record.dead_letter is not None:
@@ -247,9 +248,9 @@ def _own_error(job: Job) -> Any:
 def _failure(entry: Any, show: _Shown) -> dict[str, Any]:
     if entry is None:
         return {"error": None, "terminal": None}
-    text = _text_of(entry)
+    # Shown before it is made text, as in the timeline.
     return {
-        "error": None if text is None else show("errors", text),
+        "error": _text_of(show("errors", entry)),
         "terminal": isinstance(entry, Mapping) and entry.get("terminal") is True,
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from awa_django.operations.desk import Desk, desk
 from awa_django.operations.history import Ended, ended, tails
-from awa_django.operations.queues import Descriptor
+from awa_django.operations.queues import Descriptor, read_descriptor
 from awa_django.sql import statement
 
 __all__ = ["KindOverview", "kind_overview"]
@@ -102,21 +102,8 @@ def kind_overview(*, using: str | None = None) -> list[KindOverview]:
 def _overview(kind: str, declared: Sequence[Any] | None, found: _Figures) -> KindOverview:
     descriptor, workers = None, 0
     if declared is not None:
-        display_name, description, owner, docs_url, tags, extra, last_seen_at, stale, mismatch, workers = (
-            declared
-        )
-        if last_seen_at is not None:
-            descriptor = Descriptor(
-                display_name,
-                description,
-                owner,
-                docs_url,
-                tuple(tags or ()),
-                extra if isinstance(extra, dict) else {},
-                last_seen_at,
-                bool(stale),
-                bool(mismatch),
-            )
+        *described, workers = declared
+        descriptor = read_descriptor(described)
     failed = found.failed[kind] if found.has_all_failed else max(found.failed[kind], found.failed_about[kind])
     finished: int | None = max(found.finished[kind], failed) + found.dead[kind]
     if not finished and not found.exact:

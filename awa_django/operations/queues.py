@@ -29,6 +29,7 @@ __all__ = [
     "pause",
     "queue_counts",
     "queue_overview",
+    "read_descriptor",
     "resume",
     "set_enqueue_shards",
     "state_counts",
@@ -195,6 +196,24 @@ class Descriptor:
     mismatch: bool = False
 
 
+def read_descriptor(columns: Sequence[Any]) -> Descriptor | None:
+    """What a row says of a queue or kind, in the order of the members; None if nobody ever declared it."""
+    display_name, description, owner, docs_url, tags, extra, last_seen_at, stale, mismatch = columns
+    if last_seen_at is None:
+        return None
+    return Descriptor(
+        display_name,
+        description,
+        owner,
+        docs_url,
+        tuple(tags or ()),
+        extra if isinstance(extra, dict) else {},
+        last_seen_at,
+        bool(stale),
+        bool(mismatch),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
     """One queue. ``lag_seconds`` is how long the longest waiting job has been due, None if none waits.
@@ -265,23 +284,16 @@ def _queue(
 ) -> QueueOverview:
     if settings is None:
         return QueueOverview(name, counts, hour, lag)
-    (
-        paused, paused_at, paused_by, shards, served, display_name, description, owner, docs_url, tags, extra,
-        last_seen_at, stale, mismatch,
-    ) = settings  # fmt: skip
-    descriptor = None
-    if last_seen_at is not None:
-        descriptor = Descriptor(
-            display_name,
-            description,
-            owner,
-            docs_url,
-            tuple(tags or ()),
-            extra if isinstance(extra, dict) else {},
-            last_seen_at,
-            bool(stale),
-            bool(mismatch),
-        )
+    paused, paused_at, paused_by, shards, served, *described = settings
     return QueueOverview(
-        name, counts, hour, lag, bool(paused), paused_at, paused_by, shards or 1, served, descriptor
+        name,
+        counts,
+        hour,
+        lag,
+        bool(paused),
+        paused_at,
+        paused_by,
+        shards or 1,
+        served,
+        read_descriptor(described),
     )

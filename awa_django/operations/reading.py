@@ -8,7 +8,7 @@ the view ``awa.jobs``, which makes all jobs before it filters any. Reads take no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from awa_django.states import JobState
 from awa_django.unreadable import Unreadable
 
 __all__ = [
+    "HIGHEST_ID",
     "DeadLetter",
     "JobFilter",
     "JobRecord",
@@ -36,6 +37,8 @@ __all__ = [
     "load",
     "load_job",
     "pick_out",
+    "storable_id",
+    "storable_ids",
     "waiting_ids",
 ]
 
@@ -44,7 +47,8 @@ _SCAN = 20_000
 #: Rows of a place that the looks for one page walk over before it is handed out short, with the position to go on from:
 #: where each has to be asked for its tags, where for its kind or queue, and where only what waits is in the way.
 _TAG_WALK, _WALK, _LONG_WALK = 30_000, 100_000, 400_000
-_HIGHEST = 2**63 - 1
+#: The highest id that the database can hold.
+HIGHEST_ID = 2**63 - 1
 #: Looks for one page, which matter where many ids pass and their jobs do not.
 _LOOKS = 8
 #: Jobs put together by one statement.
@@ -61,7 +65,7 @@ class JobFilter:
     """Which jobs are meant; members that are set must all hold.
 
     ``state`` is a state or its name, ``states`` several; a name that is no state matches nothing. ``tag`` is one tag
-    that the job must have. ``created_from`` is inclusive, ``created_before`` exclusive.
+    that the job must have. ``created_from`` is inclusive, ``created_before`` exclusive; both are aware instants.
     """
 
     state: JobState | str | None = None
@@ -119,6 +123,16 @@ class Page:
     next: Position | None
 
 
+def storable_ids(job_ids: Iterable[int]) -> list[int]:
+    """Each id once, lowest first. One beyond the database's integers names no job, and is left out."""
+    return sorted({job_id for job_id in job_ids if abs(job_id) <= HIGHEST_ID})
+
+
+def storable_id(job_id: int) -> int:
+    """An id to begin at, or else the outermost that the database can hold."""
+    return max(-HIGHEST_ID, min(job_id, HIGHEST_ID))
+
+
 # One job
 
 
@@ -137,8 +151,7 @@ def load_job(job_id: int, *, using: str | None = None, plane: PlaneName | None =
 def load(cursor: Cursor, plane: Plane, job_ids: Sequence[int]) -> list[JobRecord]:
     """The jobs of one plane with these ids, highest first; those that do not exist are absent."""
     records: list[JobRecord] = []
-    # An id beyond the database's integers names no job.
-    ordered = sorted((job_id for job_id in set(job_ids) if abs(job_id) <= _HIGHEST), reverse=True)
+    ordered = storable_ids(job_ids)[::-1]
     for start in range(0, len(ordered), _LOAD):
         piece = ordered[start : start + _LOAD]
         if plane.name == "queue_storage":
@@ -214,11 +227,11 @@ def list_jobs(
         found: list[JobRecord] = []
         floor = 0
         for each in at.planes:
-            before = _HIGHEST
+            before = HIGHEST_ID
             if position is not None:
                 # Of one id queue storage comes first.
                 same = position.plane == "queue_storage" and each.name == "canonical"
-                before = position.job_id + 1 if same else position.job_id
+                before = storable_id(position.job_id + 1 if same else position.job_id)
             records, reached = pick_out(at, each, chosen, before, size + 1)
             found += records
             floor = max(floor, reached)
@@ -240,11 +253,11 @@ def candidates(at: Desk, plane: Plane, filter: JobFilter, *, dead_only: bool = F
     if not wanted or (dead_only and plane.name == "canonical"):
         return []
     if filter.ids is not None:
-        return sorted(set(filter.ids))
+        return storable_ids(filter.ids)
     if dead_only:
         return sorted(_dead_ids(at, filter, None, None))
     ids: set[int] = set()
-    before = _HIGHEST
+    before = HIGHEST_ID
     while True:
         some, before = _newest(at.cursor, plane, filter, wanted, before, walk=_SCAN, size=_SCAN)
         ids.update(some)
@@ -385,7 +398,7 @@ def _dead_ids(
             "queue": filter.queue,
             "tag": filter.tag,
             "dlq_at": dlq_at,
-            "job_id": job_id,
+            "job_id": None if job_id is None else storable_id(job_id),
             "limit": limit,
         },
         prepare=False,
@@ -431,7 +444,7 @@ def waiting_ids(
             "kind": chosen.kind,
             "queue": chosen.queue,
             "tag": chosen.tag,
-            "job_ids": None if chosen.ids is None else ints(sorted(set(chosen.ids))),
+            "job_ids": None if chosen.ids is None else ints(storable_ids(chosen.ids)),
             "created_from": chosen.created_from,
             "created_before": chosen.created_before,
             "after": after,

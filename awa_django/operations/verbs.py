@@ -3,6 +3,9 @@
 Every function runs in the caller's transaction on Django's connection of the queue's database, or in one of its own,
 and takes an id, several, or a :class:`~awa_django.operations.JobFilter`. Its answer says which jobs changed, which did
 not, and why. The state of a job is asked again under its lock.
+
+All of a call is one transaction, whose jobs are locked until it ends and are all in its answer: a filter that many
+thousand jobs pass is better submitted as a batch operation (:func:`~awa_django.operations.submit_batch`).
 (contract: api/admin_ops sections 1, 2 and 4, queue-storage/admin sections 1 to 4)
 """
 
@@ -34,7 +37,7 @@ from awa_django.operations.change import (
     narrowed,
 )
 from awa_django.operations.desk import Desk, desk
-from awa_django.operations.reading import JobFilter, candidates
+from awa_django.operations.reading import HIGHEST_ID, JobFilter, candidates, storable_ids
 from awa_django.outcomes import OperatorCancel, OperatorRetry
 from awa_django.planes.arrays import ints
 from awa_django.planes.base import Plane
@@ -75,7 +78,6 @@ _LIVE = frozenset(state for state in JobState if not state.is_terminal)
 _FAILED = frozenset({JobState.FAILED})
 _RETRYABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.WAITING_EXTERNAL})
 _MOVABLE = frozenset({JobState.AVAILABLE, JobState.SCHEDULED})
-_HIGHEST = 2**63 - 1
 
 
 def _again(taken: Taken) -> Landing:
@@ -127,8 +129,7 @@ def _ids(selection: int | Iterable[int]) -> list[int]:
     for job_id in given:
         if isinstance(job_id, bool) or not isinstance(job_id, int):
             raise TypeError(f"job_ids: whole numbers are needed, not {job_id!r}")
-    # An id beyond the database's integers names no job, and must not fail the statement for the others.
-    return [job_id for job_id in given if -_HIGHEST <= job_id <= _HIGHEST]
+    return storable_ids(given)
 
 
 def _change_matching(at: Desk, verb: Verb, chosen: JobFilter) -> Changed:
@@ -240,7 +241,7 @@ def cancel_by_unique_key(
 def _jobs_of_key(at: Desk, plane: Plane, key: bytes) -> list[int]:
     values: dict[str, Any] = {"unique_key": key}
     if plane.name == "queue_storage":
-        everything = {"queue": None, "before": _HIGHEST, "size": _HIGHEST}
+        everything = {"queue": None, "before": HIGHEST_ID, "size": HIGHEST_ID}
         at.cursor.execute(statement("queue_storage/listing", "newest_open"), everything, prepare=False)
         values["open_ids"] = ints(job_id for row in at.cursor.fetchall() for job_id in row[1])
     at.cursor.execute(statement(f"{plane.name}/listing", "jobs_of_key"), values, prepare=False)

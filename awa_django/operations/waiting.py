@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from awa_django.errors import CallbackNotFound
 from awa_django.operations.desk import Desk, desk
-from awa_django.operations.reading import JobFilter, load
+from awa_django.operations.reading import HIGHEST_ID, JobFilter, load, storable_id
 from awa_django.planes.base import Plane
 from awa_django.planes.records import JobRecord, PlaneName
 from awa_django.sql import statement
@@ -113,9 +113,9 @@ def _soonest(
         if after.timeout_at is not None:
             after_at = "infinity" if after.timeout_at >= _FOREVER else after.timeout_at.isoformat()
         # Of two that time out at once queue storage comes first.
-        after_id = after.job_id
+        after_id = storable_id(after.job_id)
         if plane.name != after.plane:
-            after_id = 2**63 - 1 if plane.name == "queue_storage" else 0
+            after_id = HIGHEST_ID if plane.name == "queue_storage" else 0
     at.cursor.execute(
         statement(f"{plane.name}/waiting", "waiting"),
         {"queue": filter.queue, "after_at": after_at, "after_id": after_id, "limit": limit},

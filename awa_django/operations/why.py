@@ -101,6 +101,9 @@ def _deferred(case: Case) -> Why:
             return _unknown(case, mark, facts)
         due = f"at {moment(job.run_at)}, in {span(job.run_at - case.now)}"
         hurry = f"Have it run at once with `manage.py awa job run {job.id}`."
+        if case.paused:
+            due += f"; queue {job.queue} is paused besides"
+            hurry = f"Let the queue work again with `manage.py awa queue resume {job.queue}`."
         if job.state is JobState.RETRYABLE:
             return case.answer(
                 WhyReason.RETRYING,

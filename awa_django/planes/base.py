@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, LiteralString, NamedTuple
 from uuid import UUID
@@ -160,7 +160,7 @@ class Beat:
     """A sign of life of one attempt; ``progress`` only if it changed since the last one."""
 
     attempt: Attempt
-    progress: JsonValue = None
+    progress: JsonValue = field(default=None, repr=False)
 
 
 class Plane(ABC):

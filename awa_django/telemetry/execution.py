@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,12 @@ class Execution:
     in the same thread or task.
     """
 
-    __slots__ = ("_open", "_token", "context", "recorded", "span")
+    __slots__ = ("_open", "_show", "_token", "context", "recorded", "span")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, show: Callable[[str, str], str]) -> None:
         self.span = span
+        #: What may be shown of an error's text.
+        self._show = show
         #: The span's identity, also where it is not recorded; what comes after the attempt refers to it.
         self.context: SpanContext = span.get_span_context()
         self.recorded = span if span.is_recording() else None
@@ -54,7 +57,7 @@ class Execution:
             case JobState.COMPLETED | JobState.CANCELLED:
                 self.span.set_status(otel.trace.Status(otel.trace.StatusCode.OK))
             case JobState.FAILED:
-                text = str(getattr(outcome, "error", ""))
+                text = self._show(transition.attempt.kind, str(getattr(outcome, "error", "")))
                 self.span.set_status(otel.trace.Status(otel.trace.StatusCode.ERROR, text.partition("\n")[0]))
 
     def end(self) -> None:

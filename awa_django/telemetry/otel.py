@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from awa_django.errors import said
 
 try:
     from opentelemetry import context, metrics, trace
@@ -19,16 +24,19 @@ else:
     INSTALLED = True
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import SpanContext
+    from opentelemetry.trace import Span, SpanContext, Tracer
 
 __all__ = [
     "INSTALLED",
     "TRACEPARENT_KEY",
     "capture_is_off",
     "context",
+    "current_span",
+    "fail",
     "format_traceparent",
     "metrics",
     "parse_traceparent",
+    "record",
     "trace",
     "trace_fields",
 ]
@@ -71,3 +79,30 @@ def trace_fields(span: SpanContext | None = None) -> dict[str, str]:
     if not span.is_valid:
         return {}
     return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
+
+
+@contextmanager
+def current_span(tracer: Tracer, name: str, **options: Any) -> Iterator[Span]:
+    """A span around a block, below the current one; an exception makes it an error (:func:`fail`)."""
+    with tracer.start_as_current_span(
+        name, record_exception=False, set_status_on_exception=False, **options
+    ) as span:
+        try:
+            yield span
+        except Exception as error:
+            fail(span, error)
+            raise
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Put an exception on a span and make it an error, without what a database quotes of rows, in which jobs are."""
+    text = f"{type(error).__name__}: {said(error)}"
+    record(span, error, said(error), "".join([*traceback.format_tb(error.__traceback__), text]))
+    span.set_status(trace.Status(trace.StatusCode.ERROR, text))
+
+
+def record(span: Span, error: BaseException, message: str, stacktrace: str) -> None:
+    """Put an exception on a span in these words rather than its own."""
+    span.record_exception(
+        error, attributes={"exception.message": message, "exception.stacktrace": stacktrace}
+    )

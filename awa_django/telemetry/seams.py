@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -97,6 +98,8 @@ class Telemetry:
         self._providers = tracers, meters
         #: Which worker this is, an attribute of the spans of storage; its process sets it when it starts.
         self.instance = ""
+        #: What may be shown of the text of an error of this kind of job; set likewise.
+        self.shown_text: Callable[[str, str], str] = lambda kind, text: text
         self._executions: dict[Pair, Execution] = {}
         self._finalizing: dict[Pair, Span] = {}
         self._busy: list[tuple[str, ref[Busy]]] = []
@@ -123,9 +126,7 @@ class Telemetry:
             attributes["messaging.destination.name"] = job.queue
         else:
             attributes |= {"job.count": len(jobs), "messaging.batch.message_count": len(jobs)}
-        return self._tracer.start_as_current_span(
-            name, kind=otel.trace.SpanKind.PRODUCER, attributes=attributes
-        )
+        return otel.current_span(self._tracer, name, kind=otel.trace.SpanKind.PRODUCER, attributes=attributes)
 
     def stamped(self, jobs: Sequence[JobInsert], *, pair: Pair | None = None) -> Sequence[JobInsert]:
         """The jobs with the current span in their metadata, unless they carry one. Call inside :meth:`enqueue_span`,
@@ -264,13 +265,20 @@ class Telemetry:
                 "messaging.message.id": str(attempt.job_id),
             },
         )
-        found = self._executions[attempt.job_id, attempt.run_lease] = Execution(span)
+        found = self._executions[attempt.job_id, attempt.run_lease] = Execution(span, self.shown_text)
         return found
 
-    def raised(self, error: BaseException) -> None:
-        """What a handler raised becomes an event of its span. Call where it is caught, inside :meth:`execution`."""
+    def raised(self, kind: str, error: BaseException) -> None:
+        """What a handler raised becomes an event of its span, as far as it may be shown. Call where it is caught,
+        inside :meth:`execution`."""
         if self.tracing:
-            otel.trace.get_current_span().record_exception(error)
+            trace = "".join(traceback.format_exception(error))
+            otel.record(
+                otel.trace.get_current_span(),
+                error,
+                self.shown_text(kind, str(error)),
+                self.shown_text(kind, trace),
+            )
 
     def concluded(self, transition: Transition) -> None:
         """The outcome of an attempt is known and planned; from any thread, before it is handed to the settler.
@@ -303,10 +311,7 @@ class Telemetry:
                 yield
             except BaseException as error:
                 for span in opened.values():
-                    span.record_exception(error)
-                    span.set_status(
-                        otel.trace.Status(otel.trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
-                    )
+                    otel.fail(span, error)
                 raise
             finally:
                 for pair, span in opened.items():
@@ -534,7 +539,7 @@ class Telemetry:
         if self._tracer is None or (debug and not logger.isEnabledFor(logging.DEBUG)):
             return _NOTHING
         context = otel.context.Context() if debug else None
-        return self._tracer.start_as_current_span(name, context=context, attributes=attributes)
+        return otel.current_span(self._tracer, name, context=context, attributes=attributes)
 
     def deliver(self, seconds: float = DELIVER_SECONDS) -> None:
         """Have what was recorded sent now. Call where the process is about to end without its ``atexit`` functions."""

@@ -6,11 +6,10 @@
     {% badge record %} {% mark "paused" "warning" "on hover" %} {% named queue.queue queue.descriptor %}
     {% job_tags job.tags %} {% copy job.id %} {% json_block value "element-id" "label" full_url %}
     {% page_url "job" job.id as url %} {% page_url "job" queue=name state="failed" as url %}
-    {% sparkline values "enqueued" %} {% throughput activity.minutes "what it shows" %} {{ text|first_line }}
-    {{ sentence|ticks }}
+    {% link_to "job" job.id %}{{ job.kind }}{% endlink_to %} {% payload_url "job" job.id "part" "args" as url %}
+    {{ text|first_line }} {{ sentence|ticks }}
 
-Everything that comes from a job is escaped here. Charts are SVG with attributes and classes alone: a strict content
-security policy allows neither ``style`` nor scripts in a page.
+Everything that comes from a job is escaped here.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import template
 from django.contrib.admin.utils import quote
+from django.http import QueryDict
 from django.template import Context
+from django.template.base import FilterExpression, NodeList, Parser, Token, token_kwargs
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
-from django.utils.html import escape, format_html, format_html_join
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -37,9 +38,6 @@ from awa_django.operations import Descriptor, JobRecord
 from awa_django.operations.pulse import Pulse
 from awa_django.states import JobState
 from awa_django.unreadable import Unreadable
-
-if TYPE_CHECKING:
-    from awa_django.operations.activity import Minute
 
 __all__ = ["about", "duration", "plain_text", "relative", "shown_json"]
 
@@ -71,20 +69,32 @@ def relative(value: datetime, now: datetime) -> str:
     return (_("in %s") if seconds > 0 else _("%s ago")) % text
 
 
+def _local(value: datetime) -> str:
+    """A time to the second in the current zone; in UTC where no zone has it, at either end of the calendar."""
+    try:
+        value = timezone.localtime(value)
+    except OverflowError:
+        value = value.astimezone(UTC)
+    return value.isoformat(" ", "seconds")[:19] + f" {value.tzname()}"
+
+
+def _aware(value: datetime) -> datetime:
+    return value if timezone.is_aware(value) else timezone.make_aware(value)
+
+
+def _time(value: datetime, shown: str, hint: str) -> SafeString:
+    return format_html(
+        '<time datetime="{}" title="{}" class="awa-nowrap">{}</time>', value.isoformat(), hint, shown
+    )
+
+
 @register.simple_tag
 def reltime(value: datetime | None) -> SafeString:
     """A time in words, the exact one on hover; a dash for none."""
     if not isinstance(value, datetime):
         return _NOTHING
-    now = datetime.now(UTC)
-    local = timezone.localtime(value) if timezone.is_aware(value) else value
-    said = relative(value if timezone.is_aware(value) else timezone.make_aware(value), now)
-    return format_html(
-        '<time datetime="{}" title="{}" class="awa-nowrap">{}</time>',
-        value.isoformat(),
-        local.strftime("%Y-%m-%d %H:%M:%S %Z").strip(),
-        said,
-    )
+    value = _aware(value)
+    return _time(value, relative(value, datetime.now(UTC)), _local(value))
 
 
 @register.simple_tag
@@ -92,13 +102,8 @@ def abstime(value: datetime | None) -> SafeString:
     """A time to the second, with how long ago on hover."""
     if not isinstance(value, datetime):
         return _NOTHING
-    aware = value if timezone.is_aware(value) else timezone.make_aware(value)
-    return format_html(
-        '<time datetime="{}" title="{}" class="awa-nowrap">{}</time>',
-        value.isoformat(),
-        relative(aware, datetime.now(UTC)),
-        timezone.localtime(aware).strftime("%Y-%m-%d %H:%M:%S %Z").strip(),
-    )
+    value = _aware(value)
+    return _time(value, _local(value), relative(value, datetime.now(UTC)))
 
 
 @register.filter
@@ -275,102 +280,89 @@ def copy(text: object, label: str = "") -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def page_url(context: Context, model: str, key: object = None, **parameters: object) -> str:
-    """Where the list of a model is, or with ``key`` one object's page; empty if this site does not show it.
+    """Where the list of a model is, or with ``key`` one object's page; empty if whoever asks cannot see it.
 
     Further arguments become the list's parameters: ``{% page_url "job" queue=name as url %}``.
     """
-    name = f"admin:awa_django_{model}_{'changelist' if key is None else 'change'}"
-    args = [] if key is None else [quote(str(key))]
-    request = context.get("request")
+    if not _may(context, f"view_{model}"):
+        return ""
+    url = _address(context, model, "changelist") if key is None else _address(context, model, "change", key)
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return f"{url}?{_encoded(given)}" if url and given else url
+
+
+@register.simple_tag(takes_context=True)
+def payload_url(context: Context, model: str, key: object, name: str, *args: object) -> str:
+    """Where a value of an object, or its dump, is in full; empty if whoever asks cannot see it."""
+    if not (_may(context, f"view_{model}") and _may(context, "view_job_payload")):
+        return ""
+    return _address(context, model, name, key, *args)
+
+
+def _may(context: Context, codename: str) -> bool:
+    request = context.get("request")
+    return request is not None and request.user.has_perm(f"awa_django.{codename}")
+
+
+def _address(context: Context, model: str, name: str, *args: object) -> str:
+    """Empty if the site that was asked does not show such."""
+    site = getattr(context.get("request"), "current_app", None)
     try:
-        url = reverse(name, args=args, current_app=getattr(request, "current_app", None))
+        return reverse(
+            f"admin:awa_django_{model}_{name}", args=[quote(str(each)) for each in args], current_app=site
+        )
     except NoReverseMatch:
         return ""
-    return f"{url}?{_encoded(given)}" if given else url
+
+
+class _Link(template.Node):
+    """Made by :func:`link_to`."""
+
+    child_nodelists = ("body",)
+
+    def __init__(
+        self, args: Sequence[FilterExpression], options: Mapping[str, FilterExpression], body: NodeList
+    ) -> None:
+        self.args = args
+        self.options = options
+        self.body = body
+
+    def render(self, context: Context) -> SafeString:
+        options = {name: value.resolve(context) for name, value in self.options.items()}
+        css = options.pop("css", "")
+        url = page_url(context, *(value.resolve(context) for value in self.args), **options)
+        body = self.body.render(context)
+        if url:
+            return format_html(
+                '<a href="{}"{}>{}</a>', url, format_html(' class="{}"', css) if css else "", body
+            )
+        return format_html('<span class="{}">{}</span>', css, body) if css else body
+
+
+@register.tag
+def link_to(parser: Parser, token: Token) -> _Link:
+    """What is in it, as a link to a page; as it is, for whoever cannot see the page.
+
+    It takes the arguments of :func:`page_url`, and ``css`` for classes:
+    ``{% link_to "queuemeta" name css="awa-break" %}…{% endlink_to %}``.
+    """
+    args: list[FilterExpression] = []
+    options: dict[str, FilterExpression] = {}
+    for bit in token.split_contents()[1:]:
+        named = token_kwargs([bit], parser)
+        options |= named
+        if not named:
+            args.append(parser.compile_filter(bit))
+    body = parser.parse(("endlink_to",))
+    parser.delete_first_token()
+    return _Link(args, options, body)
 
 
 def _encoded(parameters: Mapping[str, object]) -> str:
-    from django.http import QueryDict
-
     query = QueryDict(mutable=True)
     for name, value in parameters.items():
         query[name] = str(value)
     return query.urlencode()
-
-
-# Charts
-
-
-@register.simple_tag
-def sparkline(values: Sequence[float], label: str = "") -> SafeString:
-    """A trend, as a line over its area; the highest value is the top."""
-    height, pad = 32.0, 3.0
-    if len(values) < 2:
-        values = [0, 0]
-    top = max(max(values), 1)
-    step = 100 / (len(values) - 1)
-    points = [
-        f"{number * step:.2f},{height - 1 - max(value, 0) / top * (height - 1 - pad):.2f}"
-        for number, value in enumerate(values)
-    ]
-    line = " ".join(points)
-    return format_html(
-        '<svg class="awa-spark" viewBox="0 0 100 {}" preserveAspectRatio="none" role="img" aria-label="{}">'
-        '<polygon class="awa-spark-area" points="0,{} {} 100,{}"/>'
-        '<polyline class="awa-spark-line" points="{}"/></svg>',
-        int(height),
-        label,
-        int(height),
-        line,
-        int(height),
-        line,
-    )
-
-
-@register.simple_tag
-def throughput(minutes: Sequence[Minute], label: str = "") -> SafeString:
-    """What ended in each minute: completed jobs, and failed ones on top of them."""
-    top = max((minute.completed + minute.failed for minute in minutes), default=0) or 1
-    width = 10
-    bars = []
-    for number, minute in enumerate(minutes):
-        done, bad = minute.completed / top * 98, minute.failed / top * 98
-        # What happened at all can be seen.
-        done, bad = (max(size, 1.5) if size else 0 for size in (done, bad))
-        bars.append(
-            (
-                _("%(time)s: %(completed)s completed, %(failed)s failed, %(enqueued)s enqueued")
-                % {
-                    "time": timezone.localtime(minute.at).strftime("%H:%M"),
-                    "completed": f"{minute.completed:,}",
-                    "failed": f"{minute.failed:,}",
-                    "enqueued": f"{minute.enqueued:,}",
-                },
-                number * width,
-                f"{100 - done:.1f}",
-                f"{done:.1f}",
-                number * width,
-                f"{100 - done - bad:.1f}",
-                f"{bad:.1f}",
-            )
-        )
-    drawn = format_html_join(
-        "",
-        "<g><title>{}</title>"
-        '<rect class="awa-state-completed" x="{}" y="{}" width="7.5" height="{}"/>'
-        '<rect class="awa-state-failed" x="{}" y="{}" width="7.5" height="{}"/></g>',
-        bars,
-    )
-    total = width * max(len(minutes), 1)
-    return format_html(
-        '<svg class="awa-chart" viewBox="0 0 {} 100" preserveAspectRatio="none" role="img" aria-label="{}">'
-        '{}<line class="awa-chart-base" x1="0" y1="100" x2="{}" y2="100"/></svg>',
-        total,
-        label,
-        drawn,
-        total,
-    )
 
 
 # Values

@@ -107,11 +107,11 @@ class JobContext:
     def update_metadata(self, values: Mapping[str, Any]) -> None:
         """Merge values into ``progress["metadata"]``; nested objects are replaced. Memory only."""
         if not isinstance(values, Mapping):
-            raise InvalidJob("metadata", f"an object is needed, not {values!r}")
+            raise InvalidJob("metadata", f"an object is needed, not {type(values).__name__}")
         current = self._current() or {}
         metadata = current.get("metadata", {})
         if not isinstance(metadata, Mapping):
-            raise InvalidJob("metadata", f"the stored value is no object: {metadata!r}")
+            raise InvalidJob("metadata", f"the stored value is no object but {type(metadata).__name__}")
         self._change({**current, "metadata": {**metadata, **values}})
 
     def flush_progress(self) -> None:

@@ -13,6 +13,7 @@ import psycopg
 
 from awa_django import telemetry
 from awa_django.conf import QueueConfig, RateLimit
+from awa_django.errors import said
 from awa_django.jobs import Attempt
 from awa_django.planes.base import Plane
 from awa_django.worker.claimers import Claimer
@@ -311,9 +312,7 @@ class Dispatcher(Service):
                 self._plane.advance(cursor, attempts)
         except psycopg.Error as error:
             # The jobs are ours either way; whoever claims next moves the cursor itself.
-            logger.warning(
-                "queue %s: the claim cursor was not moved: %s", self.config.name, str(error).strip()
-            )
+            logger.warning("queue %s: the claim cursor was not moved: %s", self.config.name, said(error))
 
     def _pause_after_nothing(self, connection: psycopg.Connection[Any]) -> float:
         """Seconds until the next look after a claim that found nothing."""
@@ -370,4 +369,4 @@ class Dispatcher(Service):
                 self._plane.refuse(cursor, attempts)
         except psycopg.Error as error:
             # The claim has committed and its other jobs must start; these will be rescued.
-            logger.warning("queue %s: they were left to rescue: %s", self.config.name, str(error).strip())
+            logger.warning("queue %s: they were left to rescue: %s", self.config.name, said(error))

@@ -71,7 +71,7 @@ def outcome_of_result(kind: JobKind[Any, Any], result: Any) -> Outcome:
     if isinstance(result, RetryAfter | Snooze | Cancel | WaitForCallback | Failed | Terminal):
         return result  # the last two are not for projects: they are failures that say everything themselves
     if not kind.keep_result:
-        logger.debug("%s returned a value that is not kept: %.200r", kind.kind, result)
+        logger.debug("%s returned a %s, which is not kept", kind.kind, type(result).__name__)
         return _SUCCESS
     return Completed(result)
 
@@ -319,7 +319,7 @@ class Executor:
                 # In a context of its own: what it sets, such as a language, is not there for the next job.
                 outcome = outcome_of_result(kind, copy_context().run(call))
         except BaseException as error:
-            self._telemetry.raised(error)
+            self._telemetry.raised(flight.attempt.kind, error)
             outcome = outcome_of_error(error)
         try:
             outcome = self._after_job(outcome)
@@ -365,7 +365,7 @@ class Executor:
                         result = await call()
                 outcome = outcome_of_result(kind, result)
         except BaseException as error:
-            self._telemetry.raised(error)
+            self._telemetry.raised(flight.attempt.kind, error)
             outcome = outcome_of_error(error)
             task = asyncio.current_task()
             while task is not None and task.cancelling():

@@ -7,6 +7,7 @@ import logging
 from awa_django.jobs import CALLBACK_RESULT_KEY, Landed
 from awa_django.outcomes import Postponed, WaitForCallback
 from awa_django.planes.base import Settlement
+from awa_django.redaction import shown_text
 from awa_django.states import JobState
 from awa_django.telemetry import Telemetry, log_fields
 from awa_django.transitions import Transition
@@ -56,7 +57,7 @@ def _log_landed(landed: Landed, item: Transition, live: Telemetry) -> None:
     """One line for what became of an attempt that did not succeed; what a handler raised with its traceback."""
     job, number = landed.job, item.attempt.attempt
     errors = len(job.errors) > len(landed.landing.taken.errors)
-    entry = job.errors[-1]["error"] if errors else ""
+    entry = shown_text(job.kind, job.errors[-1]["error"]) if errors else ""
     when = job.run_at.isoformat(timespec="seconds")
     outcome = "duplicate" if landed.duplicate else job.state.value
     extra = log_fields(item.attempt, outcome, live.context_of(item.pair))

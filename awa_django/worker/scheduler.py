@@ -18,6 +18,7 @@ import psycopg
 from awa_django import telemetry
 from awa_django.conf import Settings
 from awa_django.db import connect
+from awa_django.errors import said
 from awa_django.maintenance.cron import Pass, evaluate, sync
 from awa_django.periodic import PeriodicJob, declared
 from awa_django.worker.service import Service
@@ -108,7 +109,7 @@ class Scheduler(Service):
             logger.error(
                 "the schedules of this process could not be stored, again in %g s; those in the database fire: %s",
                 SYNC_INTERVAL,
-                str(error).strip(),
+                said(error),
             )
 
     def _pause(self, seconds: float) -> None:

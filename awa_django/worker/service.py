@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 import psycopg
 from django.db import Error as DatabaseError
 
+from awa_django.errors import said, without_details
+
 logger = logging.getLogger("awa_django.worker")
 
 #: Seconds until a service that died is started again, doubling.
@@ -62,14 +64,13 @@ class Service(ABC):
                 if self.stopping.is_set():
                     break
                 pause = FIRST_PAUSE if was_alive else min(pause * 2, LONGEST_PAUSE)
-                logger.warning(
-                    "%s lost the database, again in %.0f s: %s", self.name, pause, str(error).strip()
-                )
+                logger.warning("%s lost the database, again in %.0f s: %s", self.name, pause, said(error))
                 self.stopping.wait(pause)
-            except Exception:
+            except Exception as error:
                 self.crashes += 1
                 was_alive, self.alive = self.alive, False
                 pause = FIRST_PAUSE if was_alive else min(pause * 2, LONGEST_PAUSE)
+                without_details(error)
                 logger.exception("%s died, again in %.0f s", self.name, pause)
                 self.stopping.wait(pause)
         self.alive = False

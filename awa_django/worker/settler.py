@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from awa_django import telemetry
+from awa_django.errors import said
 from awa_django.followups import FollowUpFailed, degraded, leave_connections
 from awa_django.outcomes import Failed
 from awa_django.planes.base import Plane, Settlement
@@ -242,7 +243,7 @@ def _pairs(batch: Sequence[Transition]) -> list[tuple[int, int]]:
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}"
+    return f"{type(error).__name__}: {said(error)}"
 
 
 def _is_about_content(error: Exception) -> bool:
@@ -262,5 +263,5 @@ def _is_about_content(error: Exception) -> bool:
 def _without_extras(item: Transition, error: Exception) -> Transition:
     """A failure that says that the outcome could not be stored."""
     logger.error("the outcome of job %s cannot be stored: %s", item.attempt.job_id, _text(error))
-    outcome = Failed(f"{type(error).__name__}: the outcome could not be stored: {str(error).strip()}")
+    outcome = Failed(f"{type(error).__name__}: the outcome could not be stored: {said(error)}")
     return plan(item.attempt, outcome, dead_letters=item.dead_letters)

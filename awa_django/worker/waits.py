@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from awa_django.callbacks import CallbackToken, callback_uuid
-from awa_django.errors import CallbackRefused
+from awa_django.errors import CallbackRefused, said
 from awa_django.jobs import JsonValue
 from awa_django.states import JobState
 from awa_django.transitions import Standing
@@ -66,7 +66,9 @@ class Wait:
         except _CONNECTION_LOST as error:
             self._check_flags()
             logger.warning(
-                "job %s waits for a callback and could not look for it: %s", flight.attempt.job_id, error
+                "job %s waits for a callback and could not look for it: %s",
+                flight.attempt.job_id,
+                said(error),
             )
             return False
         if standing is not None and standing.run_lease == flight.attempt.run_lease and standing.resumed:
@@ -86,7 +88,7 @@ class Wait:
             logger.warning(
                 "job %s gave up waiting for a callback and could not say so; its outcome will come too late: %s",
                 self._flight.attempt.job_id,
-                error,
+                said(error),
             )
 
     def answer(self) -> JsonValue:

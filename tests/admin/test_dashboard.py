@@ -18,7 +18,7 @@ from django.urls import path, reverse
 from awa_django import operations
 from awa_django.admin import ADMINS, register
 from awa_django.states import JobState
-from awa_django.templatetags import awa
+from awa_django.templatetags import awa, awa_charts
 from awa_django.unreadable import Unreadable
 from tests import stored
 from tests.admin.asking import client, detail_url, list_url, superuser, text_of, waiting, words, worker
@@ -293,12 +293,12 @@ def test_long_values_are_cut_and_what_cannot_be_read_is_text() -> None:
 
 
 def test_charts_draw_what_they_are_given() -> None:
-    flat = awa.sparkline([0] * 60, "nothing")
+    flat = awa_charts.sparkline([0] * 60, "nothing")
     assert 'aria-label="nothing"' in flat
     assert "nan" not in flat
-    peak = awa.sparkline([0, 10, 5], "x")
+    peak = awa_charts.sparkline([0, 10, 5], "x")
     assert "50.00,3.00" in peak
-    assert awa.sparkline([], "x").startswith("<svg")
+    assert awa_charts.sparkline([], "x").startswith("<svg")
 
 
 def test_errors_are_told_by_the_line_that_says_most() -> None:

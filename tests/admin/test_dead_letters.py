@@ -173,7 +173,7 @@ def test_all_that_match_a_filter_become_a_batch_operation() -> None:
         in_state("dead", queue=queue)
     browser = client("view_dlqentry", "purge_dlqentry", "submit_batchoperation", "view_batchoperation")
     asked = browser.post(many_url("purge"), {"matching": "1", "queue": "mail"})
-    assert "2 dead letters match the filter" in text_of(asked)
+    assert "2 dead letters match now." in text_of(asked)
     browser.post(many_url("purge"), {"matching": "1", "queue": "mail", "confirmed": "1"})
     (operation,) = operations.batch_operations()
     assert operation.filter["queue"] == "mail"

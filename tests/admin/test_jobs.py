@@ -273,7 +273,7 @@ def test_all_that_match_a_filter_become_a_batch_operation_with_its_number() -> N
     assert "All 3 matching" in text_of(page)
     fields = {"matching": "1", "queue": "mail", "state": "available"}
     asked = browser.post(many_url("cancel"), fields)
-    assert "3 jobs match the filter" in text_of(asked)
+    assert "3 jobs match now." in text_of(asked)
     done = browser.post(many_url("cancel"), {**fields, "confirmed": "1"})
     assert "/batchoperation/" in done["Location"]
     (operation,) = operations.batch_operations()
@@ -406,7 +406,7 @@ def test_a_job_that_there_is_not_leads_to_the_list() -> None:
     for key in (4711, "abc", "-1", 2**70, "1/2"):
         answer = browser.get(detail_url(JOBS, key), follow=True)
         assert answer.redirect_chain[-1][0] == list_url(JOBS), key
-        assert "there is no job" in messages_of(answer)[0], key
+        assert "There is no job" in messages_of(answer)[0], key
 
 
 def test_a_verb_on_one_job_is_asked_done_logged_and_leads_back() -> None:

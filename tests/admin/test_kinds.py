@@ -58,7 +58,7 @@ def test_the_page_of_a_kind_shows_code_workers_and_schedules() -> None:
 
 def test_a_kind_that_nobody_knows_leads_back_to_the_list() -> None:
     answer = superuser().get(detail_url("kinddescriptor", "nothing/of it"), follow=True)
-    assert messages_of(answer) == ["there is no kind 'nothing/of it'"]
+    assert messages_of(answer) == ["There is no kind 'nothing/of it'"]
     assert "No kind yet" in text_of(answer)
 
 

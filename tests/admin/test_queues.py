@@ -102,7 +102,7 @@ def test_a_queue_that_nobody_knows_can_be_paused_before_its_first_job() -> None:
     assert claimed("future") == []
     # What could not be the name of one leads back to the list.
     answer = browser.get(detail_url("queuemeta", "x" * 60), follow=True)
-    assert messages_of(answer)[-1:] == [f"there is no queue {'x' * 60!r}"]
+    assert messages_of(answer)[-1:] == [f"There is no queue {'x' * 60!r}"]
 
 
 def test_pausing_asks_first_and_records_who_did_it() -> None:

@@ -88,4 +88,4 @@ def test_rows_that_nobody_should_have_written_are_shown_all_the_same() -> None:
 @pytest.mark.parametrize("key", [str(uuid.UUID(int=7)), "no-uuid", "a/b"])
 def test_a_worker_that_is_not_there_leads_back_to_the_list(key: str) -> None:
     answer = superuser().get(detail_url("runtimeinstance", key), follow=True)
-    assert "there is no worker" in messages_of(answer)[0]
+    assert "There is no worker" in messages_of(answer)[0]

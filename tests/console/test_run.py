@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import OperationalError, ProgrammingError, connections
+from django.db import InterfaceError, OperationalError, ProgrammingError, connections
 from django.test import override_settings
 from django.utils import timezone
 
@@ -130,6 +130,34 @@ def test_a_refusal_of_the_database_is_one_line(
 
 
 @pytest.mark.django_db
+def test_a_database_that_is_lost_on_the_way_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(connections["default"], "connection", None)
+        raise InterfaceError("the connection is closed")
+
+    monkeypatch.setattr(operations, "load_job", fail)
+    said = awa("job", "show", 1)
+    assert (said.code, said.err) == (4, "lost database 'default': the connection is closed")
+
+
+@pytest.mark.django_db
+def test_a_place_beyond_all_ids_is_where_the_list_begins() -> None:
+    job_id = added()
+    assert [row["id"] for row in document("job", "list", "--after", 2**70)["jobs"]] == [job_id]
+    assert document("callback", "list", "--after", f"never/{2**70}") == {"jobs": [], "next": None}
+
+
+@pytest.mark.django_db
+def test_a_document_moves_no_cursor_and_means_the_same() -> None:
+    strange = {"text": "a\u009b2J\u202eb\x7f\U000e0041 é\u200d"}
+    job_id = added(args=strange)
+    said = awa("job", "dump", job_id)
+    assert json.loads(said.out)["job"]["args"] == strange
+    assert not set("\u009b\u202e\x7f\U000e0041") & set(said.out)
+    assert "é\u200d" in said.out
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     "words",
     [
@@ -139,6 +167,10 @@ def test_a_refusal_of_the_database_is_one_line(
         ("job", "list", "--after", "x"),
         ("dlq", "list", "--after", "x"),
         ("callback", "list", "--after", "x"),
+        ("callback", "list", "--after", "2026-03-01T09:30/4"),
+        ("cron", "next", "nightly", "--count", "1000001"),
+        ("job", "list", "--limit", "9" * 5000),
+        ("dlq", "retry", "1", "--in", "9999999d"),
         ("job", "show", "x"),
         ("callback", "heartbeat", "x", "--timeout", "soon"),
         ("batch", "preview", "--op-kind", "cancel", "--spec", "[]"),

@@ -109,6 +109,12 @@ def kinds() -> None:
 
         added(kind="send_receipt", queue="mail")
         assert document("kinds")[0]["registered"] is True
+        with pytest.MonkeyPatch.context() as patch:
+            # A look at a part of what waits that has none of a rare kind.
+            patch.setattr(operations, "kind_overview", lambda **options: [])
+            rare = added(kind="rare", queue="mail")
+            assert (awa("kinds").code, document("kinds", "--fail-on", "never")[0]["kind"]) == (1, "rare")
+            operations.cancel(rare)
         added(kind="send_reciept", queue="mail")
         said = awa("kinds", "--json")
         assert said.code == 1

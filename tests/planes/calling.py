@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 from awa_django.jobs import Attempt, Callback, Job, Landed, Taken
@@ -22,6 +21,7 @@ from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.transitions import RULES, Standing, land_one, plan
 from tests import invariants
+from tests.planes.sessions import session
 from tests.planes.world import World, job, use_canonical_tables
 
 NONE = Callback(None, None)
@@ -34,7 +34,7 @@ KEY = b"0123456789abcdef"
 @pytest.fixture(params=["queue_storage", "canonical"])
 def world(request: pytest.FixtureRequest, world_database: str) -> Iterator[World]:
     """An empty queue on either plane; queue storage is left with its invariants unharmed."""
-    with psycopg.connect(world_database, autocommit=True) as connection:
+    with session(world_database) as connection:
         connection.execute(statement("testing", "reset"), {})
         if request.param == "canonical":
             use_canonical_tables(connection)

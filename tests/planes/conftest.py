@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.sql import statement
 from tests import databases
+from tests.planes.sessions import session
 from tests.planes.world import World
 
 
@@ -21,6 +21,6 @@ def world_database(server_url: str, awa_template: str) -> Iterator[str]:
 @pytest.fixture
 def world(world_database: str) -> Iterator[World]:
     """An empty queue with a session of it. Job ids go on counting from test to test."""
-    with psycopg.connect(world_database, autocommit=True) as connection:
+    with session(world_database) as connection:
         connection.execute(statement("testing", "reset"), {})
         yield World(connection, QueueStoragePlane())

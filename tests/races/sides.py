@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import psycopg
 
 from awa_django.planes.base import Cursor
-from tests.workers import wait_until
+from tests.planes.sessions import session
 
 PATIENCE = 20
 
@@ -50,7 +51,10 @@ class Side:
         self._errors.clear()
         self._thread = threading.Thread(target=run)
         self._thread.start()
-        wait_until(lambda: not self.is_busy or self.waits, seconds=PATIENCE, what="to be done or to wait")
+        until = time.monotonic() + PATIENCE
+        while self.is_busy and not self.waits:
+            assert time.monotonic() < until, f"neither done nor waiting within {PATIENCE} s"
+            self._thread.join(0.002)
 
     @property
     def is_busy(self) -> bool:
@@ -79,9 +83,9 @@ class Side:
 def two_sides(database: str) -> Iterator[tuple[Side, Side]]:
     """Two sessions of a database, and a third that watches them."""
     with (
-        psycopg.connect(database, autocommit=True) as watcher,
-        psycopg.connect(database, autocommit=True) as one,
-        psycopg.connect(database, autocommit=True) as other,
+        session(database) as watcher,
+        session(database) as one,
+        session(database) as other,
     ):
         first, second = Side(one, watcher), Side(other, watcher)
         try:

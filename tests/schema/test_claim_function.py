@@ -25,8 +25,8 @@ SELECTION = [case for case in vectors("claim-selection")["cases"] if "jobs_in_en
 
 
 @pytest.fixture
-def store(awa_database: str) -> Iterator[Store]:
-    with queue_storage.store(awa_database) as opened:
+def store(emptied_database: str) -> Iterator[Store]:
+    with queue_storage.store(emptied_database) as opened:
         yield opened
 
 

@@ -73,12 +73,12 @@ class Sessions:
 
 
 @pytest.fixture
-def sessions(awa_database: str) -> Iterator[Sessions]:
+def sessions(emptied_database: str) -> Iterator[Sessions]:
     """Sessions on a canonical installation; whatever the test commits is undone after it."""
-    with psycopg.connect(awa_database, autocommit=True) as installation:
+    with psycopg.connect(emptied_database, autocommit=True) as installation:
         installation.execute(RESTORE)
         with ExitStack() as stack:
-            yield Sessions(awa_database, stack)
+            yield Sessions(emptied_database, stack)
         installation.execute(RESTORE)
         installation.execute("SELECT awa.storage_auto_finalize_if_fresh('awa')")
 

@@ -19,13 +19,13 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("case", SCENARIOS)
-def test_the_schema_answers_as_recorded(awa_database: str, case: replay.Case) -> None:
-    with replay.connected(awa_database) as conn:
+def test_the_schema_answers_as_recorded(emptied_database: str, case: replay.Case) -> None:
+    with replay.connected(emptied_database) as conn:
         mismatches = replay.mismatches(conn, case)
     assert not mismatches, "\n" + "\n".join(mismatches)
 
 
-def test_the_comparison_notices_other_rows_and_other_errors(awa_database: str) -> None:
+def test_the_comparison_notices_other_rows_and_other_errors(emptied_database: str) -> None:
     case = {
         "steps": [
             {"do": "SELECT 1", "rows": [[2]]},
@@ -37,5 +37,5 @@ def test_the_comparison_notices_other_rows_and_other_errors(awa_database: str) -
             {"do": "SELECT 1"},
         ]
     }
-    with replay.connected(awa_database) as conn:
+    with replay.connected(emptied_database) as conn:
         assert len(replay.mismatches(conn, case)) == 4

@@ -19,8 +19,8 @@ RECORDED = {case["hazard"]: case for case in vectors("hazards")["cases"]}
 
 
 @pytest.fixture
-def store(awa_database: str) -> Iterator[Store]:
-    with queue_storage.store(awa_database) as opened:
+def store(emptied_database: str) -> Iterator[Store]:
+    with queue_storage.store(emptied_database) as opened:
         yield opened
 
 

@@ -17,8 +17,8 @@ PAYLOADS = vectors("payload-encoding")
 
 
 @pytest.fixture
-def store(awa_database: str) -> Iterator[Store]:
-    with queue_storage.store(awa_database) as opened:
+def store(emptied_database: str) -> Iterator[Store]:
+    with queue_storage.store(emptied_database) as opened:
         yield opened
 
 

@@ -40,7 +40,14 @@ COLUMNS = (
 
 
 @pytest.fixture
-def store(awa_database: str) -> Iterator[Store]:
+def store(emptied_database: str) -> Iterator[Store]:
+    with queue_storage.store(emptied_database) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fresh(awa_database: str) -> Iterator[Store]:
+    """One in which job ids begin at 1."""
     with queue_storage.store(awa_database) as opened:
         yield opened
 
@@ -151,32 +158,32 @@ def delete(store: Store, job: int) -> tuple[int, dict[str, Any]]:
     return len(rows), effects(before, everything(store))
 
 
-def test_deletions_have_the_recorded_effects(store: Store) -> None:
+def test_deletions_have_the_recorded_effects(fresh: Store) -> None:
     def recorded(case: str) -> dict[str, Any]:
         found: dict[str, Any] = DELETIONS[f"DELETE awa.jobs {case}"]["effects"]
         return found
 
-    available = enqueue(store, "ok")
-    assert delete(store, available) == (1, recorded("available"))
-    scheduled = enqueue(store, "ok", ", p_state => 'scheduled', p_run_at => now() + interval '1 hour'")
-    assert delete(store, scheduled) == (1, recorded("scheduled"))
-    failed = enqueue(store, "fail")
-    reach(store, {failed: "failed"})
-    assert delete(store, failed) == (1, recorded("failed"))
-    completed = enqueue(store, "ok")
-    reach(store, {completed: "completed"})
-    assert delete(store, completed) == (1, recorded("completed (compact)"))
-    waiting = enqueue(store, "wait")
-    reach(store, {waiting: "waiting_external"})
-    count, done = delete(store, waiting)
+    available = enqueue(fresh, "ok")
+    assert delete(fresh, available) == (1, recorded("available"))
+    scheduled = enqueue(fresh, "ok", ", p_state => 'scheduled', p_run_at => now() + interval '1 hour'")
+    assert delete(fresh, scheduled) == (1, recorded("scheduled"))
+    failed = enqueue(fresh, "fail")
+    reach(fresh, {failed: "failed"})
+    assert delete(fresh, failed) == (1, recorded("failed"))
+    completed = enqueue(fresh, "ok")
+    reach(fresh, {completed: "completed"})
+    assert delete(fresh, completed) == (1, recorded("completed (compact)"))
+    waiting = enqueue(fresh, "wait")
+    reach(fresh, {waiting: "waiting_external"})
+    count, done = delete(fresh, waiting)
     # Beyond the recorded effects: the receipt is closed, or a rescue would revive the job (H-09).
     [closure] = done.pop("lease_claim_closure_batches")["added"]
     assert (closure["outcome"], closure["closed_count"]) == ("cancelled", 1)
     [state_row] = done.pop("attempt_state")["removed"]
     assert (state_row["job_id"], state_row["callback_filter"]) == (waiting, "payload.ok")
     assert (count, done) == (1, recorded("waiting"))
-    assert store.rows("SELECT 1 FROM awa.jobs") == []
-    assert store.violated() == []
+    assert fresh.rows("SELECT 1 FROM awa.jobs") == []
+    assert fresh.violated() == []
 
 
 @pytest.mark.parametrize("what", ["ok", "wait", "fail", "cancel"])
@@ -258,12 +265,12 @@ def test_deleting_needs_queue_storage_in_force(store: Store) -> None:
 
 
 def test_the_view_shows_what_the_reference_shows_and_running_jobs_too(
-    store: Store, oracle_database: str
+    fresh: Store, oracle_database: str
 ) -> None:
     """One job per state, made by a real worker on both schemas."""
     with queue_storage.store(oracle_database) as oracle:
         oracle.rows("SELECT awa.storage_auto_finalize_if_fresh('awa')")
-        ours, theirs = one_job_per_state(store), one_job_per_state(oracle)
+        ours, theirs = one_job_per_state(fresh), one_job_per_state(oracle)
     assert {row["state"] for row in theirs} == {
         "available", "scheduled", "retryable", "completed", "failed", "cancelled", "waiting_external",
     }  # fmt: skip

@@ -15,8 +15,8 @@ NAMES = vectors("lane-names-and-advisory-keys")
 
 
 @pytest.fixture
-def store(awa_database: str) -> Iterator[Store]:
-    with queue_storage.store(awa_database) as opened:
+def store(emptied_database: str) -> Iterator[Store]:
+    with queue_storage.store(emptied_database) as opened:
         yield opened
 
 
@@ -361,7 +361,8 @@ def test_a_cancelled_cursor_move_leaves_no_lock_with_its_session(store: Store) -
     with pytest.raises(errors.QueryCanceled):
         waiting.result()
     holder.rollback()
-    assert store.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'") == []
+    held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND database = "
+    assert store.rows(f"{held} (SELECT oid FROM pg_database WHERE datname = current_database())") == []
     store.rows("SELECT awa.set_sequence_next(%(name)s, 8)", name=claim)
     assert next_value(store, claim) == 8
 

@@ -15,8 +15,8 @@ from tests.schema.queue_storage import Store, awa_worker, wait_for
 
 
 @pytest.fixture
-def store(awa_database: str) -> Iterator[Store]:
-    with queue_storage.store(awa_database) as opened:
+def store(emptied_database: str) -> Iterator[Store]:
+    with queue_storage.store(emptied_database) as opened:
         yield opened
 
 

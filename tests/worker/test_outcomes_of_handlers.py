@@ -200,7 +200,7 @@ def test_system_exit_in_a_handler_is_a_failure_like_any_other(ran: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("misfit", "missing number"), ("no object", "an object is needed, not [1]")]
+    ("name", "fault"), [("misfit", "missing number"), ("no object", "an object is needed, not a list")]
 )
 def test_arguments_that_do_not_fit_fail_the_job_for_good(ran: Run, name: str, fault: str) -> None:
     assert ran.ended(name) == ("failed", 1)

@@ -267,7 +267,12 @@ def test_a_cancellation_of_another_job_by_the_same_numbers_is_not_taken_for_its_
             "auto",
             "in schema 'other'",
         ),
-        ("DROP TABLE awa.lease_claims CASCADE", "queue_storage_target", "lacks table lease_claims"),
+        pytest.param(
+            "DROP TABLE awa.lease_claims CASCADE",
+            "queue_storage_target",
+            "lacks table lease_claims",
+            marks=pytest.mark.changes_schema,
+        ),
     ],
 )
 def test_a_worker_that_cannot_play_its_role_ends_with_code_2(

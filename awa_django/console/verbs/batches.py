@@ -9,12 +9,11 @@ from typing import Any
 
 from awa_django import operations
 from awa_django.console.documents import batch_document, document
-from awa_django.console.exits import Exit
-from awa_django.console.screen import Answer, Column, Screen
+from awa_django.console.screen import Answer, Column, Screen, done
 from awa_django.console.selection import FILTERS, duration, filter_of, limit, moment_ago, positive, words_of
 from awa_django.console.text import ago, clip, count, instant
 from awa_django.console.tree import Argument, Call, argument, usage, verb
-from awa_django.console.verbs.changing import batch_answer, follow
+from awa_django.console.verbs.changing import batch_answer, follow, matching
 from awa_django.operations import BatchChange, BatchOperation, BatchState, JobFilter
 from awa_django.operations.batch import CHANGES, kind_of, read_spec
 
@@ -233,15 +232,8 @@ def preview(call: Call) -> Answer:
 )
 def submit(call: Call) -> Answer:
     change, chosen = _change(call), _filter(call)
-    if not call["yes"] and call.screen.is_interactive:
-        found = operations.preview_batch(change, chosen, allow_all=call["all"], using=call.using)
-        matches = count(found.total_matched, "match", "match")
-        least = "" if found.is_exact else "at least "
-    else:
-        least = matches = ""
     words = words_of(chosen) if isinstance(chosen, JobFilter) else json.dumps(chosen)
-    matched = f" ({least}{matches})" if matches else ""
-    call.confirm(f"{kind_of(change).sentence(change)}: {words}{matched}")
+    call.confirm(f"{kind_of(change).sentence(change)}: {words}{matching(change, chosen, call)}")
     operation = operations.submit_batch(
         change, chosen, submitted_by=call.by, allow_all=call["all"], using=call.using
     )
@@ -258,12 +250,9 @@ def submit(call: Call) -> Answer:
 )
 def cancel(call: Call) -> Answer:
     operation = operations.cancel_batch(call["id"], using=call.using)
-    return Answer(
+    return done(
         batch_document(operation),
-        lambda screen: screen.say(
-            f"batch operation {operation.id} is {operation.state}.", screen.style.SUCCESS
-        ),
-        Exit.DONE,
+        f"batch operation {operation.id} is {operation.state}.",
     )
 
 
@@ -287,7 +276,7 @@ def cancel(call: Call) -> Answer:
 def purge(call: Call) -> Answer:
     call.confirm(f"forget batch operations that ended before {call['before']}")
     purged = operations.purge_batches(call["before"], limit=call["limit"], using=call.using)
-    return Answer(
+    return done(
         {"purged": purged},
-        lambda screen: screen.say(f"{count(purged, 'batch operation')} forgotten.", screen.style.SUCCESS),
+        f"{count(purged, 'batch operation')} forgotten.",
     )

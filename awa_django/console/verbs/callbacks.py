@@ -11,7 +11,7 @@ from typing import Any
 from awa_django import callbacks, operations
 from awa_django.conf import get_settings
 from awa_django.console.documents import document, job_document
-from awa_django.console.screen import Answer, Column, Screen
+from awa_django.console.screen import Answer, Column, Screen, done
 from awa_django.console.selection import duration, filter_of, filters, limit
 from awa_django.console.text import ago
 from awa_django.console.tree import Call, argument, usage, verb
@@ -29,13 +29,16 @@ _PAYLOAD = argument(
     "--payload", metavar="JSON", help="the answer as JSON; @FILE takes it from a file, - from standard input"
 )
 
+#: The time of a callback without a timeout, in the place of a page. It must not look like an option.
+_NEVER = "never"
+
 
 def _place(text: str) -> WaitingPosition:
     at, _, job = text.rpartition("/")
     number, _, plane = job.partition(":")
     try:
-        timeout_at = None if at == "-" else datetime.fromisoformat(at)
-        if plane not in ("", "canonical"):
+        timeout_at = None if at == _NEVER else datetime.fromisoformat(at)
+        if plane not in ("", "canonical") or (timeout_at is not None and timeout_at.tzinfo is None):
             raise ValueError
         return WaitingPosition(timeout_at, int(number), "canonical" if plane else "queue_storage")
     except ValueError:
@@ -45,7 +48,7 @@ def _place(text: str) -> WaitingPosition:
 
 
 def _spelled(position: WaitingPosition) -> str:
-    at = "-" if position.timeout_at is None else document(position.timeout_at)
+    at = _NEVER if position.timeout_at is None else document(position.timeout_at)
     return f"{at}/{position.job_id}" + (":canonical" if position.plane == "canonical" else "")
 
 
@@ -66,14 +69,14 @@ def _payload(call: Call) -> Any:
 
 
 def _answered(call: Call, job: Job, what: str, **more: Any) -> Answer:
-    return Answer(
+    return done(
         {
             "callback_id": str(callbacks.callback_uuid(call["id"])),
             "id": job.id,
             "state": job.state.value,
             **more,
         },
-        lambda screen: screen.say(f"job {job.id} {what}.", screen.style.SUCCESS),
+        f"job {job.id} {what}.",
     )
 
 
@@ -118,8 +121,7 @@ def list_callbacks(call: Call) -> Answer:
             )
         elif following is None:
             screen.say("No job waits for a callback.")
-        if following:
-            screen.note(f"There is more: add --after {following}")
+        screen.more(following)
 
     return Answer(
         {

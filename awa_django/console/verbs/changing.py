@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from awa_django import operations
 from awa_django.console.documents import batch_document, changed_document
@@ -17,7 +18,7 @@ from awa_django.console.tree import Argument, Call, argument, usage, verb
 from awa_django.operations import BatchChange, BatchOperation, BatchState, Changed, JobFilter, Selection
 from awa_django.operations.batch import kind_of
 
-__all__ = ["BATCH", "Change", "answer_of", "batch_answer", "declare", "follow"]
+__all__ = ["BATCH", "Change", "answer_of", "batch_answer", "declare", "follow", "matching"]
 
 #: Skipped jobs that are named one by one.
 _NAMED = 10
@@ -88,11 +89,17 @@ def _run(change: Change, call: Call) -> Answer:
 
 
 def _how_many(meant: BatchChange, selection: list[int] | JobFilter, call: Call) -> str:
-    if not isinstance(selection, JobFilter) or call["yes"] or not call.screen.is_interactive:
-        return words_of(selection)
-    found = operations.preview_batch(meant, selection, allow_all=call["all"], using=call.using)
+    words = words_of(selection)
+    return words + matching(meant, selection, call) if isinstance(selection, JobFilter) else words
+
+
+def matching(meant: BatchChange, chosen: JobFilter | Mapping[str, Any], call: Call) -> str:
+    """How many jobs a filter matches now, in brackets; nothing where nobody is to be asked."""
+    if call["yes"] or not call.screen.is_interactive:
+        return ""
+    found = operations.preview_batch(meant, chosen, allow_all=call["all"], using=call.using)
     least = "" if found.is_exact else "at least "
-    return f"{words_of(selection)} ({least}{count(found.total_matched, 'match', 'match')})"
+    return f" ({least}{count(found.total_matched, 'match', 'match')})"
 
 
 def answer_of(changed: Changed, did: str, things: str = "job") -> Answer:

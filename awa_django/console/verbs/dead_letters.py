@@ -60,8 +60,7 @@ def list_dead_letters(call: Call) -> Answer:
             _table(screen, page)
         else:
             screen.say("No dead letter matches.")
-        if following:
-            screen.note(f"There is more: add --after {following}")
+        screen.more(following)
 
     return Answer(
         {

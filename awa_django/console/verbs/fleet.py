@@ -184,10 +184,12 @@ def runtimes(call: Call) -> Answer:
 def kinds(call: Call) -> Answer:
     overviews = {each.kind: each for each in operations.kind_overview(using=call.using)}
     registered = set(registry)
+    # The overview looks at a part of what is long, which may have none of a rare kind.
+    numbers = operations.waiting_kinds(using=call.using)
     rows: list[dict[str, Any]] = []
-    for kind in sorted(overviews.keys() | registered):
+    for kind in sorted(overviews.keys() | numbers.keys() | registered):
         each = overviews.get(kind)
-        waiting = 0 if each is None else each.waiting
+        waiting = numbers.get(kind, 0)
         if not waiting and not call["all"]:
             continue
         near = [] if kind in registered else difflib.get_close_matches(kind, sorted(registered), 1)

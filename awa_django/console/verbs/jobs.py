@@ -127,8 +127,7 @@ def list_jobs(call: Call) -> Answer:
             job_table(screen, page.jobs)
         elif page.next is None:
             screen.say("No job matches.")
-        if page.next is not None:
-            screen.note(f"There is more: add --after {_place(page.next)}")
+        screen.more(_place(page.next))
 
     return Answer(_page(page, payloads=call["show_payloads"]), show)
 

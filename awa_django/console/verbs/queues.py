@@ -7,7 +7,7 @@ from typing import Any
 from awa_django import operations
 from awa_django.console.documents import document
 from awa_django.console.exits import Exit
-from awa_django.console.screen import Answer, Column, Screen
+from awa_django.console.screen import Answer, Column, Screen, done
 from awa_django.console.selection import positive
 from awa_django.console.text import ago, count, short, span
 from awa_django.console.tree import Call, argument, verb
@@ -160,8 +160,8 @@ def resume(call: Call) -> Answer:
 
     return Answer(
         {
-            "resumed": [name for name, done in resumed.items() if done],
-            "not_paused": [name for name, done in resumed.items() if not done],
+            "resumed": [name for name, was_paused in resumed.items() if was_paused],
+            "not_paused": [name for name, was_paused in resumed.items() if not was_paused],
         },
         show,
     )
@@ -178,11 +178,9 @@ def resume(call: Call) -> Answer:
 def drain(call: Call) -> Answer:
     call.confirm(f"cancel every job of queue {call['queue']} that nobody runs")
     cancelled = operations.drain(call["queue"], using=call.using)
-    return Answer(
+    return done(
         {"queue": call["queue"], "cancelled": cancelled},
-        lambda screen: screen.say(
-            f"{count(cancelled, 'job')} of queue {call['queue']} cancelled.", screen.style.SUCCESS
-        ),
+        f"{count(cancelled, 'job')} of queue {call['queue']} cancelled.",
     )
 
 
@@ -203,10 +201,7 @@ def drain(call: Call) -> Answer:
 )
 def shards(call: Call) -> Answer:
     operations.set_enqueue_shards(call["queue"], call["shards"], using=call.using)
-    return Answer(
+    return done(
         {"queue": call["queue"], "shards": call["shards"]},
-        lambda screen: screen.say(
-            f"queue {call['queue']} has {count(call['shards'], 'lane')} for each priority.",
-            screen.style.SUCCESS,
-        ),
+        f"queue {call['queue']} has {count(call['shards'], 'lane')} for each priority.",
     )

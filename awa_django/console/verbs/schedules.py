@@ -6,7 +6,7 @@ from typing import Any
 
 from awa_django import periodic
 from awa_django.console.documents import document
-from awa_django.console.screen import Answer, Column, Screen
+from awa_django.console.screen import Answer, Column, Screen, done
 from awa_django.console.selection import positive
 from awa_django.console.text import ago, instant
 from awa_django.console.tree import Call, argument, refusal, verb
@@ -103,9 +103,9 @@ def next_fires(call: Call) -> Answer:
 )
 def pause(call: Call) -> Answer:
     periodic.pause(call["name"], call.by, using=call.using)
-    return Answer(
+    return done(
         {"name": call["name"], "paused": True, "by": call.by},
-        lambda screen: screen.say(f"schedule {call['name']} is paused by {call.by}.", screen.style.SUCCESS),
+        f"schedule {call['name']} is paused by {call.by}.",
     )
 
 
@@ -118,9 +118,9 @@ def pause(call: Call) -> Answer:
 )
 def resume(call: Call) -> Answer:
     periodic.resume(call["name"], using=call.using)
-    return Answer(
+    return done(
         {"name": call["name"], "paused": False},
-        lambda screen: screen.say(f"schedule {call['name']} fires again.", screen.style.SUCCESS),
+        f"schedule {call['name']} fires again.",
     )
 
 
@@ -133,9 +133,9 @@ def resume(call: Call) -> Answer:
 )
 def trigger(call: Call) -> Answer:
     job_id = periodic.trigger(call["name"], using=call.using)
-    return Answer(
+    return done(
         {"name": call["name"], "id": job_id},
-        lambda screen: screen.say(f"job {job_id} is enqueued.", screen.style.SUCCESS),
+        f"job {job_id} is enqueued.",
     )
 
 
@@ -151,7 +151,7 @@ def delete(call: Call) -> Answer:
     call.confirm(f"remove schedule {call['name']}")
     if not periodic.delete(call["name"], using=call.using):
         raise refusal(f"no schedule is named {call['name']!r}; `cron list` shows those there are")
-    return Answer(
+    return done(
         {"name": call["name"], "deleted": True},
-        lambda screen: screen.say(f"schedule {call['name']} is removed.", screen.style.SUCCESS),
+        f"schedule {call['name']} is removed.",
     )

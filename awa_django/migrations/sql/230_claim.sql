@@ -337,7 +337,8 @@ BEGIN
             END IF;
 
             -- 6. Take: one scan of the rows, then ledger and receipts from it. The evidence carries the priority of
-            --    the lane; completion, callbacks and history find the ready row by it (H-01).
+            --    the lane; completion, callbacks and history find the ready row by it (H-01). A job that counts no
+            --    further stays at its number of attempts: an error here would keep the whole lane waiting (DEC-18).
             IF v_deadline IS NULL THEN
                 RETURN QUERY
                 WITH taken AS MATERIALIZED (
@@ -368,7 +369,7 @@ BEGIN
                         array_agg(taken.run_lease + 1) AS run_leases,
                         array_agg(taken.receipt_id) AS receipt_ids,
                         array_agg(taken.lane_seq) AS lane_seqs,
-                        array_agg((taken.attempt + 1)::smallint) AS attempts,
+                        array_agg(least(taken.attempt + 1, 32767)::smallint) AS attempts,
                         array_agg(taken.max_attempts) AS max_attempts
                     FROM taken
                 ),
@@ -416,7 +417,7 @@ BEGIN
                     taken.args,
                     taken.priority,
                     awa.awa_django_aged_priority(taken.priority, taken.run_at, v_now_epoch, v_aging),
-                    (taken.attempt + 1)::smallint,
+                    least(taken.attempt + 1, 32767)::smallint,
                     taken.run_lease + 1,
                     taken.max_attempts,
                     taken.run_at,
@@ -470,7 +471,7 @@ BEGIN
                     )
                     SELECT
                         v_claim_slot, taken.receipt_id, taken.job_id, taken.run_lease + 1, v_slot, v_generation,
-                        p_queue, v_lane.priority, taken.attempt + 1, taken.max_attempts, taken.lane_seq,
+                        p_queue, v_lane.priority, least(taken.attempt + 1, 32767)::smallint, taken.max_attempts, taken.lane_seq,
                         v_lane.enqueue_shard, v_now, v_deadline
                     FROM taken
                 )
@@ -491,7 +492,7 @@ BEGIN
                     taken.args,
                     taken.priority,
                     awa.awa_django_aged_priority(taken.priority, taken.run_at, v_now_epoch, v_aging),
-                    (taken.attempt + 1)::smallint,
+                    least(taken.attempt + 1, 32767)::smallint,
                     taken.run_lease + 1,
                     taken.max_attempts,
                     taken.run_at,

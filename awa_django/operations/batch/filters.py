@@ -9,7 +9,7 @@ from typing import Any
 
 from awa_django.errors import InvalidJob
 from awa_django.operations.batch.changes import BatchChange, kind_of, verb_of
-from awa_django.operations.reading import JobFilter
+from awa_django.operations.reading import HIGHEST_ID, JobFilter
 from awa_django.states import JobState
 
 __all__ = ["checked_filter", "describe_filter", "eligible_states", "read_filter", "stored_filter"]
@@ -108,6 +108,8 @@ def _check_ids(filter: JobFilter, most: int | None) -> None:
     for job_id in filter.ids:
         if isinstance(job_id, bool) or not isinstance(job_id, int):
             raise InvalidJob("filter.ids", f"whole numbers are needed, not {job_id!r}")
+        if abs(job_id) > HIGHEST_ID:
+            raise InvalidJob("filter.ids", f"no job has an id as high as {job_id}")
 
 
 def _with_states(change: BatchChange, filter: JobFilter, *, is_wire: bool) -> JobFilter:

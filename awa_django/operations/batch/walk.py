@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, cast
 from awa_django.operations.batch.changes import BatchChange, verb_of
 from awa_django.operations.batch.filters import eligible_states
 from awa_django.operations.desk import Desk
-from awa_django.operations.reading import JobFilter, load
+from awa_django.operations.reading import HIGHEST_ID, JobFilter, load
 from awa_django.planes.base import Plane
 from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage import QueueStoragePlane
@@ -32,7 +32,6 @@ SCAN = 20_000
 LOAD = 2_000
 #: Failed jobs up to which they are taken from the index of failures; more are found among all that ended.
 FEW_FAILURES = 50_000
-_HIGHEST = 2**63 - 1
 
 _DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
 _HELD = frozenset({JobState.RUNNING, JobState.WAITING_EXTERNAL})
@@ -210,7 +209,7 @@ class Walk:
 
     @property
     def _below(self) -> int:
-        return min(_HIGHEST if self.below is None else self.below, self.bounds[self.plane] + 1)
+        return min(HIGHEST_ID if self.below is None else self.below, self.bounds[self.plane] + 1)
 
     @property
     def _wants_body(self) -> bool:
@@ -274,7 +273,10 @@ def _places(
     states = verb.states & filter.wanted
     dead = verb.dead and JobState.FAILED in filter.wanted
     places: list[tuple[PlaneName, str]] = []
-    for plane in bounds:
+    # In an order of their own: JSON that was stored in the database has its members in another.
+    for plane in _PLANES:
+        if plane not in bounds:
+            continue
         if filter.ids is not None:
             wanted = {"ids": True}
         elif plane == "queue_storage":

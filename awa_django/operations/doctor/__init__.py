@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from awa_django.db import postgres
 from awa_django.enqueue import queue_alias
@@ -79,7 +79,7 @@ def _examine(name: str, check: Check, patient: Patient) -> list[Finding]:
             with one_look(patient.alias, statement_timeout=patient.timeout) as at:
                 patient.at = at
                 found = list(check(patient))
-    except (DatabaseError, AwaError) as error:
+    except (DatabaseError, InterfaceError, AwaError) as error:
         said = str(error).strip().partition("\n")[0]
         return [
             Finding(

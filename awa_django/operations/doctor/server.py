@@ -286,7 +286,7 @@ def snapshots(patient: Patient) -> Iterator[Said]:
             "Transactions of other roles cannot be seen.",
             "GRANT pg_read_all_stats TO this role to have them looked at.",
         )
-    if well:
+    elif well:
         yield Said(Level.OK, "No old transaction, prepared transaction or replication slot holds rows.")
 
 

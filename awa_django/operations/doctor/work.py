@@ -114,18 +114,29 @@ def callbacks(patient: Patient) -> Iterator[Said]:
 
 
 def batches(patient: Patient) -> Iterator[Said]:
-    """Batch operations that do not move on."""
-    open_ = [each for each in batch_operations(using=patient.alias) if not each.state.is_over]
+    """Batch operations that do not move on: those of every client, which the leader runs, and ours."""
+    open_ = [
+        each
+        for state in BatchState
+        if not state.is_over
+        for each in batch_operations(state, limit=1000, using=patient.alias)
+    ]
     now = datetime.now(UTC)
-    still = [each for each in open_ if now - each.updated_at > STILL]
-    moving = len(still) < len(open_)
-    if still and not (moving and all(each.state is BatchState.PENDING for each in still)):
+    well = True
+    for is_wire, who in ((True, "the leader"), (False, "the workers that take part in maintenance")):
+        mine = [each for each in open_ if each.is_wire is is_wire]
+        still = [each for each in mine if now - each.updated_at > STILL]
+        # One runs after the other, so some may wait for long.
+        moving = len(still) < len(mine)
+        if not still or (moving and all(each.state is BatchState.PENDING for each in still)):
+            continue
+        well = False
         oldest = min(still, key=lambda each: each.submitted_at)
         yield Said(
             Level.ERROR,
             f"Batch operation {oldest.id} is {oldest.state} and has not moved for {span(now - oldest.updated_at)}"
             + (f": {oldest.last_error}" if oldest.last_error else "."),
-            "Look at the leader and its log, or stop it: manage.py awa batch cancel " + str(oldest.id),
+            f"Look at {who} and the log, or stop it: manage.py awa batch cancel {oldest.id}",
         )
-    else:
+    if well:
         yield Said(Level.OK, f"{count(len(open_), 'batch operation')} under way.")

@@ -46,15 +46,20 @@ step AS MATERIALIZED (
     SELECT greatest(ceil(sum(pages - first_page)::numeric / %(budget)s::integer), 1)::integer AS stride
     FROM tail
 )
-SELECT ready.queue, ready.kind, true AS is_short, count(*) AS jobs
+SELECT lane.queue, waiting.kind, true AS is_short, sum(waiting.jobs)::bigint AS jobs
 FROM lane
-JOIN awa.ready_entries AS ready
-    ON ready.queue = lane.queue
-    AND ready.priority = lane.priority
-    AND ready.enqueue_shard = lane.enqueue_shard
-    AND ready.lane_seq >= lane.cursor
+-- Lane by lane: joined as one, all of the ring may be read to find what waits.
+CROSS JOIN LATERAL (
+    SELECT ready.kind, count(*) AS jobs
+    FROM awa.ready_entries AS ready
+    WHERE ready.queue = lane.queue
+        AND ready.priority = lane.priority
+        AND ready.enqueue_shard = lane.enqueue_shard
+        AND ready.lane_seq >= lane.cursor
+    GROUP BY ready.kind
+) AS waiting
 WHERE lane.is_short
-GROUP BY ready.queue, ready.kind
+GROUP BY lane.queue, waiting.kind
 UNION ALL
 SELECT ready.queue, ready.kind, false, count(*)
 FROM step

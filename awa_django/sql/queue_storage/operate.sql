@@ -267,6 +267,42 @@ SELECT awa.set_sequence_next(heads.seq_name, upper(span))
 FROM heads, unnest(heads.positions) AS span
 WHERE span @> awa.sequence_next_value(heads.seq_name);
 
+-- name: pass_all_tombstones
+-- The same for every lane whose cursor stands on a tombstone, whoever left it: jobs that were lifted off in pieces, from
+-- the lane's end to its cursor, are passed once the last of them is gone.
+-- rows:  one for each lane whose cursor moved
+-- locks: the lanes' claim-head rows, in key order
+WITH heads AS MATERIALIZED (
+    SELECT head.queue, head.priority, head.enqueue_shard, head.seq_name
+    FROM awa.queue_claim_heads AS head
+    WHERE head.seq_name IS NOT NULL
+        AND EXISTS (
+            SELECT FROM awa.ready_tombstones AS tombstone
+            WHERE tombstone.queue = head.queue
+                AND tombstone.priority = head.priority
+                AND tombstone.enqueue_shard = head.enqueue_shard
+                AND tombstone.lane_seq = awa.sequence_next_value(head.seq_name)
+        )
+    ORDER BY head.queue, head.priority, head.enqueue_shard
+    FOR UPDATE OF head
+),
+standing AS MATERIALIZED (    -- read under the lock
+    SELECT heads.*, awa.sequence_next_value(heads.seq_name) AS cursor
+    FROM heads
+),
+spent AS MATERIALIZED (
+    SELECT
+        standing.seq_name, standing.cursor,
+        range_agg(int8range(tombstone.lane_seq, tombstone.lane_seq + 1)) AS positions
+    FROM standing
+    JOIN awa.ready_tombstones AS tombstone USING (queue, priority, enqueue_shard)
+    WHERE tombstone.lane_seq >= standing.cursor
+    GROUP BY standing.seq_name, standing.cursor
+)
+SELECT awa.set_sequence_next(spent.seq_name, upper(span))
+FROM spent, unnest(spent.positions) AS span
+WHERE span @> spent.cursor;
+
 -- name: find_attempts
 -- Attempts of these jobs that seem to go on, with where their receipt lies: open receipts, and leases. A job's ready row
 -- leads to the claims of its slot; of those only batches with something open are unnested.

@@ -242,20 +242,25 @@ GROUP BY lane.queue;
 -- or cancelled, and among the deferred ones.
 -- rows:  one for each kind
 -- locks: none
+WITH lane AS MATERIALIZED (
+    SELECT queue, priority, enqueue_shard, awa.sequence_next_value(seq_name) AS cursor
+    FROM awa.queue_claim_heads
+    WHERE seq_name IS NOT NULL
+)
 SELECT kind, sum(total)::bigint
 FROM (
-    SELECT ready.kind, count(*) AS total
-    FROM (
-        SELECT queue, priority, enqueue_shard, awa.sequence_next_value(seq_name) AS cursor
-        FROM awa.queue_claim_heads
-        WHERE seq_name IS NOT NULL
-    ) AS lane
-    JOIN awa.ready_entries AS ready
-        ON ready.queue = lane.queue
-        AND ready.priority = lane.priority
-        AND ready.enqueue_shard = lane.enqueue_shard
-        AND ready.lane_seq >= lane.cursor
-    GROUP BY ready.kind
+    SELECT waiting.kind, waiting.total
+    FROM lane
+    -- Lane by lane: joined as one, all of the ring would be read to find what waits.
+    CROSS JOIN LATERAL (
+        SELECT ready.kind, count(*) AS total
+        FROM awa.ready_entries AS ready
+        WHERE ready.queue = lane.queue
+            AND ready.priority = lane.priority
+            AND ready.enqueue_shard = lane.enqueue_shard
+            AND ready.lane_seq >= lane.cursor
+        GROUP BY ready.kind
+    ) AS waiting
     UNION ALL
     SELECT kind, count(*)
     FROM awa.deferred_jobs

@@ -20,6 +20,7 @@ from awa_django.sql import statement
 from awa_django.states import JobState
 from awa_django.transitions import land_one, promote
 from tests import invariants
+from tests.planes.sessions import session
 from tests.planes.world import NO_DEADLINE, World, use_canonical_tables
 
 NO_EXPRESSIONS = Callback(None, None)
@@ -167,7 +168,7 @@ WORLDS: dict[str, tuple[type[QueueStoragePlane] | type[CanonicalPlane], timedelt
 def opened(name: str, database: str) -> Iterator[AnyWorld]:
     """An emptied database as one of :data:`WORLDS`."""
     plane, deadline = WORLDS[name]
-    with psycopg.connect(database, autocommit=True) as connection:
+    with session(database) as connection:
         world = AnyWorld(connection, plane(), deadline)
         world.empty()
         yield world

@@ -1,0 +1,1 @@
+"""What people who run job queues reported, as black-box tests."""

@@ -429,7 +429,7 @@ def test_a_job_that_somebody_else_keeps_locked_is_left_alone(
     [
         ("change_chosen", psycopg.errors.DeadlockDetected),
         ("change_chosen", psycopg.errors.QueryCanceled),
-        ("pass_tombstones", psycopg.errors.LockNotAvailable),
+        ("pass_all_tombstones", psycopg.errors.LockNotAvailable),
     ],
 )
 def test_being_in_somebodys_way_for_a_moment_costs_nothing(

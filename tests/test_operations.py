@@ -322,6 +322,33 @@ def test_a_cancelled_job_keeps_the_key_of_its_state_only_if_nobody_else_has_it()
     assert stored.claims() == {KEY: second}
 
 
+def test_a_job_that_lost_its_unique_key_to_a_newer_one_does_not_have_it_again_when_it_is_retried() -> None:
+    mask = "00100010"  # running and cancelled
+
+    def claim_all() -> Any:
+        def work(plane: Any, cursor: Any) -> Any:
+            got = plane.claim(cursor, "q", 5, deadline=timedelta(0), aging=timedelta(0))
+            plane.advance(cursor, [*got.attempts, *got.refused])
+            return got
+
+        got = _within(work)
+        if got.refused:
+            _within(lambda plane, cursor: plane.refuse(cursor, got.refused))
+        return got
+
+    first, second = (added(unique_key=KEY, unique_states=mask) for _ in range(2))
+    got = claim_all()
+    assert [[attempt.job_id for attempt in part] for part in (got.attempts, got.refused)] == [
+        [first],
+        [second],
+    ]
+    assert operations.load_job(second).job.unique_key is None
+    operations.retry(second)
+    assert operations.load_job(second).job.unique_key is None
+    got = claim_all()
+    assert [attempt.job_id for attempt in got.attempts] == [second], "it is no rival of the first any more"
+
+
 def test_cancelling_by_unique_key_finds_every_sort_of_job_that_has_not_finished_one_at_a_time() -> None:
     unique = Unique(by_queue=True, states=0)
     fields: dict[str, Any] = {

@@ -28,7 +28,6 @@ from django.urls import URLPattern, path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from awa_django.admin.actions import Action, Answer, Call, Offer, Text, submitted
 from awa_django.admin.kept import forget
@@ -377,8 +376,7 @@ class DeskAdmin(_ModelAdmin):
     def _what(self, call: Call) -> str:
         if call.filter is not None:
             return str(_("all that match"))
-        count = len(call.keys)
-        return f"{count:,} {ngettext('selected', 'selected', count)}"
+        return str(_("%(count)s selected")) % {"count": f"{len(call.keys):,}"}
 
     def _confirmation(self, action: Action, call: Call, form: forms.Form | None) -> HttpResponse:
         request = call.request

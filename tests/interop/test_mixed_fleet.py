@@ -165,7 +165,7 @@ def test_both_at_once_run_every_job_once(awa_database: str) -> None:
 
 @pytest.mark.parametrize("victim", ["ours", "theirs"])
 def test_nothing_is_lost_when_one_side_is_killed(awa_database: str, victim: str) -> None:
-    jobs, slots = 1500, 20
+    jobs, slots = 4000, 20
     with connected(awa_database) as connection:
         with (
             worker(awa_database, QUEUES={"default": slots}) as ours,

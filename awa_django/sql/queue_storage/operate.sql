@@ -104,7 +104,9 @@ SELECT
     coalesce(removed.max_attempts, ready.max_attempts, 25::smallint) AS max_attempts,
     coalesce(removed.run_at, ready.run_at, removed.finalized_at) AS run_at, removed.attempted_at,
     coalesce(removed.created_at, ready.created_at, removed.finalized_at) AS created_at,
-    coalesce(removed.unique_key, ready.unique_key) AS unique_key,
+    -- A row with a body of its own and without a key lost it to a newer job.
+    CASE WHEN removed.args IS NULL THEN coalesce(removed.unique_key, ready.unique_key) ELSE removed.unique_key END
+        AS unique_key,
     coalesce(removed.unique_states, ready.unique_states) AS unique_states,
     coalesce(removed.payload, ready.payload) AS payload, NULL::jsonb AS progress,
     statement_timestamp() AS taken_at, NULL::integer AS ready_slot, NULL::bigint AS ready_generation,

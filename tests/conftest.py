@@ -227,6 +227,22 @@ def _flushed_quickly() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _empty_queue_of_module(request: pytest.FixtureRequest) -> None:
+    """Have the tests of a module that use Django's database find its queue as ``migrate`` made it.
+
+    What others committed would be counted, and what they took back has left its pages, by which figures are estimated.
+    """
+    marks = getattr(request.module, "pytestmark", [])
+    if not any(mark.name == "django_db" for mark in (marks if isinstance(marks, list) else [marks])):
+        return
+    from awa_django.testing import reset_queue
+
+    request.getfixturevalue("django_db_setup")
+    with request.getfixturevalue("django_db_blocker").unblock():
+        reset_queue()
+
+
 @pytest.fixture(autouse=True)
 def _emptied_queue(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("django_db")

@@ -21,7 +21,6 @@ from awa_django.jobs import JobInsert
 from awa_django.operations import JobFilter, KindOverview, Minute, WaitingPosition
 from awa_django.outcomes import Completed, Failed, Terminal
 from awa_django.planes.queue_storage import QueueStoragePlane
-from awa_django.testing import reset_queue
 from awa_django.transitions import plan
 from tests import stored
 from tests.test_operations import STATES, added, claimed, ended, in_state
@@ -29,13 +28,6 @@ from tests.test_operator_reads import canonical
 from tests.test_runtimes import queue, report
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_empty_pages(django_db_setup: None, django_db_blocker: Any) -> None:
-    """What other tests took back has left its pages, and figures are exact where there are few."""
-    with django_db_blocker.unblock():
-        reset_queue()
 
 
 def finish(number: int, *, kind: str = "k", queue: str = "q", deadline: int = 0, **fields: Any) -> None:

@@ -172,17 +172,10 @@ def _insert_done(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, Any]:
             "shards": ints(job.enqueue_shard for job in taken),
             "run_at": [job.run_at for job in taken],
             "payloads": jsons(_elided(landing) for landing in landings),
-            "whole": [_is_whole(landing) for landing in landings],
+            "whole": [not (_ran(job) and job.lane_seq is not None) for job in taken],
         },
     )
     return {}
-
-
-def _is_whole(landing: Landing) -> bool:
-    """Whether a finished row needs all of its body: it has no ready row, or must not have that one's unique key."""
-    job = landing.taken
-    lost_key = job.unique_key is not None and not landing.keeps_unique
-    return lost_key or not (_ran(job) and job.lane_seq is not None)
 
 
 def _insert_dead(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, Any]:

@@ -220,10 +220,7 @@ def _whole(fact: _Fact, emissions: Sequence[_Fact]) -> _Fact:
         max_attempts=body.max_attempts if fact.max_attempts is None else fact.max_attempts,
         run_at=fact.run_at or body.run_at,
         created_at=fact.created_at or body.created_at,
-        # A row with a body of its own and without a key lost it to a newer job.
-        unique_key=body.unique_key
-        if fact.unique_key is None and fact.max_attempts is None
-        else fact.unique_key,
+        unique_key=body.unique_key if fact.unique_key is None else fact.unique_key,
         unique_states=fact.unique_states or body.unique_states,
         payload=body.payload if fact.payload is None else fact.payload,
     )

@@ -104,9 +104,20 @@ SELECT
     coalesce(removed.max_attempts, ready.max_attempts, 25::smallint) AS max_attempts,
     coalesce(removed.run_at, ready.run_at, removed.finalized_at) AS run_at, removed.attempted_at,
     coalesce(removed.created_at, ready.created_at, removed.finalized_at) AS created_at,
-    -- A row with a body of its own and without a key lost it to a newer job.
-    CASE WHEN removed.args IS NULL THEN coalesce(removed.unique_key, ready.unique_key) ELSE removed.unique_key END
-        AS unique_key,
+    -- A job that lost its key to a newer one has it still in its ready row; its state claims it and does not hold it.
+    CASE
+        WHEN substr(
+                coalesce(removed.unique_states, ready.unique_states),
+                CASE removed.state WHEN 'completed' THEN 4 WHEN 'failed' THEN 6 WHEN 'cancelled' THEN 7 END,
+                1
+            ) IS DISTINCT FROM '1'
+            OR EXISTS (
+                SELECT FROM awa.job_unique_claims AS claim
+                WHERE claim.unique_key = coalesce(removed.unique_key, ready.unique_key)
+                    AND claim.job_id = removed.job_id
+            )
+            THEN coalesce(removed.unique_key, ready.unique_key)
+    END AS unique_key,
     coalesce(removed.unique_states, ready.unique_states) AS unique_states,
     coalesce(removed.payload, ready.payload) AS payload, NULL::jsonb AS progress,
     statement_timestamp() AS taken_at, NULL::integer AS ready_slot, NULL::bigint AS ready_generation,

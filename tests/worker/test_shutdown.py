@@ -60,6 +60,9 @@ def test_a_stop_signal_lets_short_jobs_end_and_hands_long_ones_back(
         short, long = _four_running(connection, process)
         began = time.monotonic()
         process.signal(number)
+        # A signal takes its time to arrive, and a notification may overtake it.
+        stopping = "SELECT count(*) FROM awa.runtime_instances WHERE shutting_down"
+        wait_until(lambda: count(connection, stopping) == 1, what="the worker to say that it stops")
         late = insert(connection, "noop")
         assert process.wait(10) == 0
         assert 1.5 < time.monotonic() - began < 4

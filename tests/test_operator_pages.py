@@ -539,3 +539,18 @@ def test_jobs_that_cannot_be_read_or_are_of_another_shape_break_no_page() -> Non
     assert total(operations.activity(5).minutes, "failed") == 3
     assert len(waiting()) == 1
     assert operations.known_kinds() == ["odd"]
+
+
+def test_a_description_that_is_written_almost_never_is_not_stale() -> None:
+    for table, key in (("job_kind_descriptors", "kind"), ("queue_descriptors", "queue")):
+        stored.run(
+            f"""
+            INSERT INTO awa.{table} ({key}, descriptor_hash, sync_interval_ms, last_seen_at)
+            VALUES ('rare', 'h', 9000000000000000000, now() - interval '1 year')
+            """
+        )
+    (kind,) = [found for found in operations.kind_overview() if found.kind == "rare"]
+    (queue_,) = [found for found in operations.queue_overview() if found.queue == "rare"]
+    assert kind.descriptor is not None
+    assert queue_.descriptor is not None
+    assert (kind.descriptor.stale, queue_.descriptor.stale) == (False, False)

@@ -13,6 +13,7 @@ from typing import Any
 
 from awa_django.jobs import Callback, Job
 from awa_django.operations.reading import load_job
+from awa_django.operations.words import error_text
 from awa_django.planes.records import JobRecord, PlaneName
 from awa_django.redaction import Part, shown
 from awa_django.states import JobState
@@ -60,7 +61,7 @@ def timeline(record: JobRecord) -> list[TimelineEntry]:
                 _time_of(entry) or unknown,
                 "Error" if number is None else f"Attempt {number} failed",
                 JobState.FAILED,
-                _text_of(entry),
+                error_text(entry),
                 is_error=True,
             )
         )
@@ -83,11 +84,6 @@ def _attempt(job: Job, at: datetime) -> TimelineEntry:
 def _attempt_of(entry: Any) -> int | None:
     number = entry.get("attempt") if isinstance(entry, Mapping) else None
     return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def _text_of(entry: Any) -> str | None:
-    text = entry.get("error") if isinstance(entry, Mapping) else entry
-    return text if text is None or isinstance(text, str) else str(text)
 
 
 def _time_of(entry: Any) -> datetime | None:
@@ -250,7 +246,7 @@ def _failure(entry: Any, show: _Shown) -> dict[str, Any]:
         return {"error": None, "terminal": None}
     # Shown before it is made text, as in the timeline.
     return {
-        "error": _text_of(show("errors", entry)),
+        "error": error_text(show("errors", entry)),
         "terminal": isinstance(entry, Mapping) and entry.get("terminal") is True,
     }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from awa_django.jobs import Job
 from awa_django.redaction import shown
 
-__all__ = ["count", "last_error", "listed", "moment", "span"]
+__all__ = ["count", "error_text", "last_error", "listed", "moment", "span"]
 
 
 def span(time: timedelta | float) -> str:
@@ -38,10 +39,12 @@ def listed(names: Sequence[object], most: int = 3) -> str:
     return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def last_error(job: Job) -> str | None:
-    """The text of a job's last error, as far as it may be shown."""
-    if not job.errors:
-        return None
-    entry = shown(job.kind, "errors", job.errors[-1])
+def error_text(entry: Any) -> str | None:
+    """What an error entry says, whatever its shape; what may not be shown is masked before."""
     text = entry.get("error") if isinstance(entry, Mapping) else entry
     return None if text is None else str(text)
+
+
+def last_error(job: Job) -> str | None:
+    """The text of a job's last error, as far as it may be shown."""
+    return error_text(shown(job.kind, "errors", job.errors[-1])) if job.errors else None

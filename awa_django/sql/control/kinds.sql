@@ -17,7 +17,7 @@ SELECT
     kind, descriptor.display_name, descriptor.description, descriptor.owner, descriptor.docs_url,
     to_jsonb(descriptor.tags) AS tags, descriptor.extra, descriptor.last_seen_at,
     descriptor.last_seen_at < statement_timestamp() - make_interval(
-        secs => greatest(30, 3 * (descriptor.sync_interval_ms / 1000))
+        secs => least(greatest(30, 3.0 * descriptor.sync_interval_ms / 1000), 1e9)::double precision
     ) AS stale,
     hashes.mismatch, coalesce(hashes.workers, 0) AS workers
 FROM awa.job_kind_descriptors AS descriptor

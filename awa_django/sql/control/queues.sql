@@ -45,21 +45,22 @@ WHERE queue = %(queue)s::text;
 -- Queues that have a setting or a description, or that a live worker serves.
 -- rows:  one for each name
 -- locks: none
-WITH served AS (
+WITH live AS MATERIALIZED (
+    SELECT queues, queue_descriptor_hashes
+    FROM awa.runtime_instances
+    WHERE last_seen_at >= statement_timestamp() - make_interval(
+        secs => least(greatest(30, 3.0 * greatest(snapshot_interval_ms, 1000) / 1000), 1e9)::double precision
+    )
+),
+served AS (
     SELECT DISTINCT element ->> 'queue' AS queue
-    FROM awa.runtime_instances AS instance, jsonb_array_elements(instance.queues) AS element
-    WHERE jsonb_typeof(instance.queues) = 'array'
-        AND instance.last_seen_at >= statement_timestamp() - make_interval(
-            secs => least(greatest(30, 3.0 * greatest(instance.snapshot_interval_ms, 1000) / 1000), 1e9)::double precision
-        )
+    FROM live, jsonb_array_elements(live.queues) AS element
+    WHERE jsonb_typeof(live.queues) = 'array'
 ),
 hashes AS (
     SELECT hash.key AS queue, count(DISTINCT hash.value) > 1 AS mismatch
-    FROM awa.runtime_instances AS instance, jsonb_each_text(instance.queue_descriptor_hashes) AS hash
-    WHERE jsonb_typeof(instance.queue_descriptor_hashes) = 'object'
-        AND instance.last_seen_at >= statement_timestamp() - make_interval(
-            secs => least(greatest(30, 3.0 * greatest(instance.snapshot_interval_ms, 1000) / 1000), 1e9)::double precision
-        )
+    FROM live, jsonb_each_text(live.queue_descriptor_hashes) AS hash
+    WHERE jsonb_typeof(live.queue_descriptor_hashes) = 'object'
     GROUP BY hash.key
 )
 SELECT

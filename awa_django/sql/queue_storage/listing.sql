@@ -446,19 +446,6 @@ SELECT
     ) END AS lowest
 FROM few, many, extent;
 
--- name: unclaimed
--- An upper bound of what waits in the lanes of a queue, or of all queues: positions that no cursor has passed.
--- rows:  one
--- locks: none
-SELECT coalesce(sum(greatest(
-    awa.sequence_next_value(enqueue_head.seq_name) - awa.sequence_next_value(claim_head.seq_name), 0
-)), 0)::bigint
-FROM awa.queue_claim_heads AS claim_head
-JOIN awa.queue_enqueue_heads AS enqueue_head USING (queue, priority, enqueue_shard)
-WHERE claim_head.seq_name IS NOT NULL
-    AND enqueue_head.seq_name IS NOT NULL
-    AND (%(queue)s::text IS NULL OR claim_head.queue = %(queue)s::text);
-
 -- name: waiting
 -- Jobs that nobody runs: available ones, at or above the cursor of their lane and neither tombstoned nor emitted
 -- (H-10), those that wait for their time, and those that wait for an answer. The emission ledger is one set of ranges for each lane and slot: asked row by row it

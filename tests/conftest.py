@@ -227,11 +227,20 @@ def _flushed_quickly() -> Iterator[None]:
         yield
 
 
+#: What the server gathered of rows that are gone: a TRUNCATE leaves it, and names and estimates come from it.
+FORGET_STATISTICS = """
+    DELETE FROM pg_statistic
+    USING pg_class
+    WHERE pg_class.oid = starelid AND relnamespace = 'awa'::regnamespace
+"""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _empty_queue_of_module(request: pytest.FixtureRequest) -> None:
     """Have the tests of a module that use Django's database find its queue as ``migrate`` made it.
 
-    What others committed would be counted, and what they took back has left its pages, by which figures are estimated.
+    What others committed would be counted, what they took back has left its pages, by which figures are estimated, and
+    an autovacuum that passed by has left statistics.
     """
     marks = getattr(request.module, "pytestmark", [])
     if not any(mark.name == "django_db" for mark in (marks if isinstance(marks, list) else [marks])):
@@ -241,6 +250,8 @@ def _empty_queue_of_module(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("django_db_setup")
     with request.getfixturevalue("django_db_blocker").unblock():
         reset_queue()
+        with connections["default"].cursor() as cursor:
+            cursor.execute(FORGET_STATISTICS)
 
 
 @pytest.fixture(autouse=True)

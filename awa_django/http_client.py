@@ -112,6 +112,7 @@ class HttpClient:
             connection = http.client.HTTPConnection(host, port)
             opened = _opened(host, port, exchange)
         connection.sock = opened
+        connection.response_class = _FinalResponse
         connection.putrequest("POST", _target(call.url), skip_accept_encoding=True)
         for name, value in {"Accept": "*/*", **call.headers}.items():
             connection.putheader(name, value)
@@ -133,6 +134,19 @@ class HttpClient:
                 self._ssl_context = ssl.create_default_context()
                 self._ssl_context.set_alpn_protocols(["http/1.1"])
             return self._ssl_context
+
+
+class _FinalResponse(http.client.HTTPResponse):
+    """The response that ends an exchange. Any number of others, such as 103 Early Hints, may come before it, of which
+    ``http.client`` passes over 100 alone (RFC 9110 section 15.2)."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        read: Callable[[], tuple[str, int, str]] = super()._read_status  # type: ignore[misc]
+        version, status, reason = read()
+        while 100 < status < 200 and status != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            http.client.parse_headers(self.fp)
+            version, status, reason = read()
+        return version, status, reason
 
 
 def _target(url: str) -> str:

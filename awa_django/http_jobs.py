@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
 
 from django.conf import settings as django_settings
@@ -421,12 +421,22 @@ def _cut(text: str) -> str:
 
 
 def _unsaid(text: str, call: HttpCall) -> str:
-    """The text without what the request was to keep secret, which a server's error page may repeat."""
-    secrets = {urlsplit(call.url).query}
+    """The text without what the request was to keep secret, which a server's error page may repeat.
+
+    Of a page that was cut in the middle of a secret, its beginning is taken away as well.
+    """
+    query = urlsplit(call.url).query
+    secrets = {query, *(value for _, value in parse_qsl(query))}
+    secrets |= {part.partition("=")[2] for part in query.split("&")}  # as it is spelled in the address
     for name, value in call.headers.items():
         if name not in ("Content-Type", "User-Agent"):
             secrets |= {value, value.rpartition(" ")[2]}  # a token with and without the word before it
     for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _LEAST_SECRET:
-            text = text.replace(secret, MASK)
+        if len(secret) < _LEAST_SECRET:
+            continue
+        text = text.replace(secret, MASK)
+        for length in range(len(secret) - 1, _LEAST_SECRET - 1, -1):
+            if text.endswith(secret[:length]):
+                text = text[:-length] + MASK
+                break
     return text

@@ -80,8 +80,8 @@ def _is_secret(key: object, names: tuple[str, ...]) -> bool:
 
 
 def _plain(name: object) -> str:
-    """A name however it is written: ``privateKey``, ``private-key`` and ``PRIVATE_KEY`` are one."""
-    return str(name).lower().replace("-", "").replace("_", "")
+    """A name however it is written: ``privateKey``, ``private-key``, ``Private key`` and ``PRIVATE_KEY`` are one."""
+    return "".join(filter(str.isalnum, str(name).lower()))
 
 
 @cache

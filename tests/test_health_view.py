@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from django.urls import reverse
 from awa_django import operations
 from awa_django.enqueue import enqueue
 from awa_django.jobs import JobInsert
+from awa_django.views import status
 from awa_django.views.status import _looks
 from tests.stored import run
 
@@ -233,8 +235,27 @@ def test_while_one_looks_others_get_what_was_found_before() -> None:
 def test_nobody_waits_longer_than_seconds_for_a_look_that_hangs() -> None:
     looks = _looks[False]
     assert looks.last(60) is None
-    with mock.patch("awa_django.views.status.WAIT_SECONDS", 0.2), looks._taking:
-        assert Client().get("/awa/health/").json()["missing"] == ["the database does not answer"]
+    for ago, tries in ((status.WAIT_SECONDS + 1, 1), (status.WAIT_SECONDS - 0.2, None)):
+        with (
+            mock.patch.object(looks, "_taking") as taking,
+            mock.patch.object(looks, "_began", time.monotonic() - ago),
+        ):
+            taking.acquire.side_effect = lambda timeout: time.sleep(timeout)
+            assert Client().get("/awa/health/").json()["missing"] == ["the database does not answer"]
+            assert tries is None or taking.acquire.call_count == tries, "nobody waits for what hangs already"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_look_that_meets_a_lock_ends_by_itself() -> None:
+    other = connections.create_connection("default")
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE awa.runtime_instances")
+        with mock.patch.object(status, "WAIT_SECONDS", 0.2):
+            assert ask()[1]["missing"] == ["the database does not answer"]
+        cursor.execute("ROLLBACK")
+    other.close()
+    assert ask()[0] == 200
 
 
 def test_it_needs_neither_login_nor_atomic_requests() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 import ssl
 import subprocess
 import sys
@@ -428,6 +429,23 @@ def test_what_of_a_body_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         assert HttpClient()(call(functions.url)).body == b""
         broken = call(functions.tell_below("/broken", Answer(200, b"x", cut=True)))
         assert HttpClient()(broken).status == 200, "who only acknowledges is not waited for"
+
+
+def test_responses_that_come_before_the_final_one_are_passed_over() -> None:
+    early = b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            peer, _ = listening.accept()
+            with peer:
+                peer.recv(65536)
+                peer.sendall(early + b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        reply = HttpClient()(call(f"http://127.0.0.1:{listening.getsockname()[1]}/"))
+        answering.join(10)
+    assert (reply.status, reply.body, reply.header("Link")) == (404, b"gone", None)
 
 
 # The function's side ----------------------------------------------------------------------------------------------

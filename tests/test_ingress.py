@@ -14,6 +14,7 @@ from unittest import mock
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import checks, mail
@@ -30,6 +31,7 @@ from awa_django.jobs import JobInsert
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.signatures import DEFAULT_PATH_PREFIX, SIGNATURE_HEADER, build_callback_url, sign
 from awa_django.states import JobState
+from awa_django.views import ingress
 from tests import receiving
 from tests.answering import declared, parked, registered, session, state_of, undone
 from tests.answering import world as either
@@ -92,6 +94,12 @@ def ask(case: Case, token: UUID, prefix: str) -> Any:
     return Client(enforce_csrf_checks=True).generic(
         case.method, path, case.body, content_type=kind, headers=headers
     )
+
+
+def connection_limit() -> str:
+    """How long Django's session waits for a lock."""
+    (row,) = rows("SHOW lock_timeout")
+    return str(row["lock_timeout"])
 
 
 # The table --------------------------------------------------------------------------------------------------------
@@ -336,6 +344,43 @@ def test_a_database_that_takes_no_changes_makes_it_read_only(world: World) -> No
     assert post(token).status_code == 200
 
 
+def test_a_job_that_another_transaction_holds_for_long_is_waited_for_no_longer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "statement", lambda subject, name: "SET LOCAL lock_timeout = '100ms'")
+    attempt, token = parked(world)
+    with world.connection.transaction(force_rollback=True):
+        world.connection.execute("SELECT FROM awa.leases WHERE callback_id = %s FOR UPDATE", [token])
+        response = post(token)
+    assert (response.status_code, response["Retry-After"]) == (503, "10")
+    assert refusal(response.content) == "somebody else is changing this job"
+    assert post(token).json() == {"id": attempt.job_id, "state": "Completed"}
+
+
+def test_how_long_it_waits_holds_for_its_own_transaction_only(world: World) -> None:
+    _, token = parked(world)
+    limits: list[str] = []
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        limits.append(connection_limit())
+        return found(*args, **kwargs)
+
+    found = callbacks._found
+    with mock.patch("awa_django.callbacks._found", asked):
+        assert post(token).status_code == 200
+    assert limits == ["10s"]
+    assert connection_limit() == "0"
+
+
+def test_a_deadlock_is_tried_again(world: World) -> None:
+    attempt, token = parked(world)
+    found = callbacks._found
+    deadlock = psycopg.errors.DeadlockDetected("deadlock detected")
+    with mock.patch("awa_django.callbacks._found", side_effect=[deadlock, mock.DEFAULT], wraps=found):
+        assert post(token).status_code == 200
+    assert state_of(world, attempt.job_id) is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("prefix", ["/awa", "/async"])
 def test_a_database_that_is_away_is_no_server_error_and_the_caller_may_come_again(
     world: World, prefix: str, caplog: pytest.LogCaptureFixture
@@ -524,6 +569,14 @@ def test_a_body_that_does_not_arrive_whole_answers_nothing(world: World) -> None
         status, content = wsgi(token, body, CONTENT_LENGTH="500")
         assert status == 400
         refusal(content)
+
+    class InvalidChunk(Exception):
+        """As a server has it."""
+
+    body = Body(b"{}")
+    with mock.patch.object(body, "read", side_effect=InvalidChunk):
+        chunked = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+        assert wsgi(token, body, **chunked)[0] == 400
     assert state_of(world, attempt.job_id) is JobState.WAITING_EXTERNAL
 
 

@@ -39,6 +39,9 @@ def test_values_of_secret_keys_are_masked_at_any_depth_and_in_any_spelling() -> 
         "AUTHORIZATION": "Bearer z",
         "privateKey": {"n": 1},
         "stripe_secret_2": ["a", "b"],
+        "api key": "y",
+        "http.api.key": "y",
+        "API:KEY": "y",
         "cookies": 7,
         "pair": ({"token": "t"}, 2),
     }
@@ -48,6 +51,9 @@ def test_values_of_secret_keys_are_masked_at_any_depth_and_in_any_spelling() -> 
         "AUTHORIZATION": MASK,
         "privateKey": MASK,
         "stripe_secret_2": MASK,
+        "api key": MASK,
+        "http.api.key": MASK,
+        "API:KEY": MASK,
         "cookies": MASK,
         "pair": [{"token": MASK}, 2],
     }

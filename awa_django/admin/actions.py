@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -61,7 +61,7 @@ class Call:
     request: HttpRequest
     keys: Sequence[str] = ()
     filter: JobFilter | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def by(self) -> str:
@@ -112,6 +112,10 @@ class Answer:
         """What became of jobs."""
         skipped = Counter(item.why for changed in changes for item in changed.skipped)
         return cls(sum(changed.count for changed in changes), skipped)
+
+    def and_skipped(self, why: Text, count: int) -> Answer:
+        """The same, with more that did not change."""
+        return replace(self, skipped={**self.skipped, str(why): count})
 
     def sentence(self, action: Action) -> str:
         """What is told to the operator and written to the log."""

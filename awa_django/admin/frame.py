@@ -20,7 +20,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import DatabaseError, models, transaction
+from django.db import DatabaseError, connections, models, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -33,9 +33,10 @@ from awa_django.admin.actions import Action, Answer, Call, Offer, Text, submitte
 from awa_django.admin.kept import forget
 from awa_django.admin.pages import Build, may, read_only_reason, read_page
 from awa_django.enqueue import queue_alias
-from awa_django.errors import AwaError
+from awa_django.errors import AwaError, WrongState
 from awa_django.operations import JobFilter, preview_batch, submit_batch
 from awa_django.operations.desk import Desk
+from awa_django.sql import statement
 
 __all__ = ["PREFIX", "DeskAdmin", "changing"]
 
@@ -46,7 +47,7 @@ LOGGED = 50
 #: Errors that are ours, though their bases say that an object is gone or a value is refused.
 MISTAKES = (KeyError, IndexError, UnicodeError)
 Key = int | str | UUID
-#: Fields of an action's form whose values are payloads: not for whoever reads the log.
+#: Fields of an action's form whose values are payloads: not for whoever reads the log, or the report of an error.
 UNLOGGED = ("payload", "error")
 #: Fields of an action's form begin with it; a filter beside them may have the same names.
 PREFIX = "do"
@@ -56,17 +57,26 @@ PREFIX = "do"
 def changing() -> Iterator[None]:
     """A transaction for a change and its log entry, which commit together where both are in one database.
 
-    A database that takes no changes is refused like a missing permission.
+    A database that takes no changes is refused like a missing permission. Raises ``WrongState`` where somebody else
+    has held for ten seconds what is to be changed, or waits for what is held here.
     """
+    alias = queue_alias()
     try:
-        with transaction.atomic(using=queue_alias()):
+        with transaction.atomic(using=alias):
+            with connections[alias].cursor() as cursor:
+                cursor.execute(statement("control/patience", "wait_briefly"))
             yield
     except DatabaseError as error:
-        if not isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction):
-            raise
-        raise PermissionDenied(
-            str(_("The database takes no changes: this connection is read-only."))
-        ) from error
+        match error.__cause__:
+            case psycopg.errors.ReadOnlySqlTransaction():
+                raise PermissionDenied(
+                    str(_("The database takes no changes: this connection is read-only."))
+                ) from error
+            case psycopg.errors.LockNotAvailable() | psycopg.errors.DeadlockDetected():
+                raise WrongState(
+                    str(_("Another transaction is at work on this, and nothing was changed. Try again soon."))
+                ) from error
+        raise
 
 
 if TYPE_CHECKING:
@@ -292,6 +302,7 @@ class DeskAdmin(_ModelAdmin):
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         request.current_app = self.admin_site.name
+        request.sensitive_post_parameters = [f"{PREFIX}-{name}" for name in UNLOGGED]  # type: ignore[attr-defined]
         action = next((action for action in self.offered if action.name == name), None)
         if action is None:
             raise Http404
@@ -318,7 +329,10 @@ class DeskAdmin(_ModelAdmin):
                 done = self._carry_out(action, call, form)
                 if done is not None:
                     return done
-        return self._confirmation(action, call, form)
+        try:
+            return self._confirmation(action, call, form)
+        except (AwaError, ValueError, LookupError) as error:
+            return self._refused(request, error)
 
     def _carry_out(self, action: Action, call: Call, form: forms.Form | None) -> HttpResponse | None:
         """Do it and go on; None if it was refused, with what the form then says."""
@@ -328,20 +342,23 @@ class DeskAdmin(_ModelAdmin):
                 answer = self._submit(action, call) if call.filter is not None else action.run(call)
                 self._log(action, call, answer)
         except (AwaError, ValueError, LookupError) as error:
-            if isinstance(error, MISTAKES):
-                raise
-            text = str(error)
-            if form is not None:
-                form.add_error(None, text)
+            if form is not None and not isinstance(error, MISTAKES):
+                form.add_error(None, str(error))
                 return None
-            messages.error(request, capfirst(text))
-            return redirect(self._next(request, self.list_url()))
+            return self._refused(request, error)
         forget()
         level = messages.SUCCESS
         if answer.skipped:
             level = messages.WARNING if answer.changed else messages.ERROR
         messages.add_message(request, level, answer.sentence(action))
         return redirect(answer.goes_to or self._next(request, self.list_url()))
+
+    def _refused(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        """Say why, where whoever asks came from."""
+        if isinstance(error, MISTAKES):
+            raise error
+        messages.error(request, capfirst(str(error)))
+        return redirect(self._next(request, self.list_url()))
 
     def _submit(self, action: Action, call: Call) -> Answer:
         """Have a batch operation do it to all that match."""

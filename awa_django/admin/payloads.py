@@ -5,10 +5,12 @@ Pages show the beginning of a long value and lead here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.text import slugify
@@ -18,6 +20,7 @@ from django.views.decorators.http import require_safe
 from awa_django.admin.frame import DeskAdmin
 from awa_django.admin.pages import look_of_page
 from awa_django.admin.values import may_see
+from awa_django.operations.desk import Desk
 
 __all__ = ["PayloadAdmin"]
 
@@ -37,10 +40,22 @@ class PayloadAdmin(DeskAdmin):
         ]
 
     def document(self, route: str, view: Callable[..., HttpResponse], name: str) -> URLPattern:
-        """Where a document is."""
+        """Where a document is. Instead of one that takes the database too long there is the page that says so."""
+
+        def in_time(request: HttpRequest, **parts: Any) -> HttpResponse:
+            try:
+                return view(request, **parts)
+            except OperationalError as error:
+                failed = error
+
+            def again(look: Desk) -> Mapping[str, Any]:
+                raise failed
+
+            return self.page(request, "", again)
+
         return path(
             route,
-            self.admin_site.admin_view(require_safe(view)),
+            self.admin_site.admin_view(require_safe(in_time)),
             name=f"awa_django_{self.opts.model_name}_{name}",
         )
 

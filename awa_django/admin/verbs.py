@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from awa_django import operations
-from awa_django.admin.actions import Action, Answer, Call
+from awa_django.admin.actions import Action, Answer, Call, job_of
 from awa_django.operations import Changed, JobRecord
 from awa_django.operations.batch import (
     Cancel,
@@ -103,22 +102,27 @@ def _jobs(verb: Callable[..., Changed]) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         # Without a storage, that is the first that has the job.
         found = call.ids or {None: []}
-        return Answer.of(*(verb(ids, plane=plane, **_options(call)) for plane, ids in found.items()))
+        answer = Answer.of(*(verb(ids, plane=plane, **_options(call)) for plane, ids in found.items()))
+        return _with_strangers(call, answer)
 
     return run
+
+
+def _with_strangers(call: Call, answer: Answer) -> Answer:
+    """The answer that also counts keys which are those of no job, though no page of ours sends any."""
+    strangers = sum(job_of(key) is None for key in call.keys)
+    return answer if not strangers else answer.and_skipped(_("that is no job's key"), strangers)
 
 
 def _dead_letters(verb: Callable[..., Changed]) -> Callable[[Call], Answer]:
     """The same of an operation on dead letters, which the canonical tables have none of."""
 
     def run(call: Call) -> Answer:
-        answer = Answer.of(verb(call.ids.get(None, []), **_options(call)))
+        answer = _with_strangers(call, Answer.of(verb(call.ids.get(None, []), **_options(call))))
         elsewhere = len(call.ids.get("canonical", []))
         if not elsewhere:
             return answer
-        return replace(
-            answer, skipped={**answer.skipped, str(_("the canonical tables have no dead letters")): elsewhere}
-        )
+        return answer.and_skipped(_("the canonical tables have no dead letters"), elsewhere)
 
     return run
 

@@ -18,7 +18,8 @@ costs no query:
 400     a timeout or an error text that cannot be stored
 404     nobody waits for this callback, or not any longer; there is no "already done"
 409     another job took the unique key that the outcome needs
-503     the database is away or cannot be written to; nothing has changed, unless the connection broke on the commit
+503     somebody else's transaction has held the job for ten seconds; the database is away or cannot be written to.
+        Nothing has changed, unless the connection broke on the commit
 ======  ==========================================================================================
 
 Each request is logged once, at INFO, and at WARNING where the receiver itself is at fault. The signature is a bearer
@@ -36,19 +37,20 @@ from typing import Any, NoReturn
 
 import psycopg
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, InternalError, OperationalError
+from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse
-from django.http.request import UnreadablePostError
 from django.utils.log import log_response
 from django.views.decorators.debug import sensitive_variables
 
 from awa_django import callbacks
-from awa_django.callbacks import DEFAULT_TIMEOUT, callback_uuid, timeout_of
+from awa_django.callbacks import CONFLICT_TRIES, DEFAULT_TIMEOUT, callback_uuid, timeout_of
 from awa_django.conf import Settings, get_settings
 from awa_django.encoding import text_fault
+from awa_django.enqueue import queue_alias
 from awa_django.errors import CallbackNotFound, InvalidJob, UniqueConflict, said
 from awa_django.jobs import Job
 from awa_django.signatures import SIGNATURE_HEADER, verify
+from awa_django.sql import statement
 from awa_django.unreadable import finite
 from awa_django.views.public import answer, public
 
@@ -60,7 +62,7 @@ logger = logging.getLogger("awa_django.callbacks")
 MAX_BODY_BYTES = 2 * 1024 * 1024
 #: Lists and objects within each other, the outermost counted.
 MAX_DEPTH = 127
-#: Seconds after which to call again: when the database was away, and when people have to act first.
+#: Seconds after which to call again: when the database was away or somebody held the job, and when people have to act.
 RETRY_SOON, RETRY_LATER = 10, 60
 
 _SIGNATURE = f"HTTP_{SIGNATURE_HEADER.upper().replace('-', '_')}"
@@ -213,15 +215,20 @@ def _read_body(request: HttpRequest) -> bytes:
             raise _Refused(400, "this server takes no body in chunks; send it with a Content-Length")
         stream = environ["wsgi.input"]
     chunks, size = [], 0
-    try:
-        while chunk := stream.read(_CHUNK_BYTES):
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-    except (UnreadablePostError, OSError):
-        raise _Refused(400, "the body did not arrive whole") from None
+    while chunk := _read(stream):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
     return b"".join(chunks)
+
+
+def _read(stream: Any) -> bytes:
+    try:
+        part: bytes = stream.read(_CHUNK_BYTES)
+    except Exception:  # servers have errors of their own for chunks that are none
+        raise _Refused(400, "the body did not arrive whole") from None
+    return part
 
 
 def _document(body: bytes) -> Any:
@@ -296,7 +303,7 @@ def _apply(request: HttpRequest, callback_id: str, action: str) -> Job:
     """Do what an admitted request asks for, in a transaction of its own."""
     act = _ACTIONS[action](callback_id, _document(_read_body(request)))
     try:
-        return act()
+        return _briefly(act)
     except CallbackNotFound:
         raise _Refused(
             404, "callback not found: it was never registered, or is used, replaced or over"
@@ -312,9 +319,28 @@ def _apply(request: HttpRequest, callback_id: str, action: str) -> Job:
             ) from None
         raise
     except (OperationalError, InterfaceError) as error:
-        raise _Refused(
-            503, "the database does not answer", fault=said(error), Retry_After=str(RETRY_SOON)
-        ) from None
+        is_held = isinstance(error.__cause__, psycopg.errors.LockNotAvailable)
+        text = "somebody else is changing this job" if is_held else "the database does not answer"
+        raise _Refused(503, text, fault=said(error), Retry_After=str(RETRY_SOON)) from None
+
+
+def _briefly(act: Callable[[], Job]) -> Job:
+    """Do it in one transaction, which a deadlock repeats, and wait ten seconds at most for a lock of somebody else's.
+
+    Senders who get no answer call again, and each call would hold one more thread of the site.
+    """
+    alias = queue_alias()
+    for tries in range(1, CONFLICT_TRIES + 1):
+        try:
+            with transaction.atomic(using=alias):
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(statement("control/patience", "wait_briefly"))
+                return act()
+        except OperationalError as error:
+            if tries == CONFLICT_TRIES or not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
+                raise
+            logger.info("a callback met a deadlock, again: %s", said(error))
+    raise AssertionError("the last try answers or raises")
 
 
 def _member(document: Any, name: str) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -29,6 +30,7 @@ from django.utils.log import log_response
 from awa_django.db import postgres
 from awa_django.enqueue import queue_alias
 from awa_django.errors import ConfigurationError, said
+from awa_django.operations.desk import one_look
 from awa_django.operations.queues import queue_overview
 from awa_django.operations.runtimes import runtime_overview
 from awa_django.schema import VERSION, read_schema
@@ -41,7 +43,7 @@ logger = logging.getLogger("awa_django.health")
 #: How long one look serves everybody who asks, and how long an old one does while somebody takes the next.
 FRESH_SECONDS = 1.0
 STALE_SECONDS = 10.0
-#: How long is waited for somebody else's look before the database counts as away.
+#: How long a look, and each statement of one, may take before the database counts as away.
 WAIT_SECONDS = 5.0
 #: What may be required, and what is said when it is missing.
 _REQUIREMENTS = {
@@ -68,6 +70,7 @@ class _Looks:
     def __init__(self, *, with_lag: bool) -> None:
         self._with_lag = with_lag
         self._taking = threading.Lock()
+        self._began = math.inf
         self._last: tuple[float, _Found] | None = None
 
     def last(self, seconds: float) -> _Found | None:
@@ -77,21 +80,25 @@ class _Looks:
         return None
 
     def look(self) -> _Found:
-        """A look that is fresh, or nearly so while somebody else is about to take the next."""
+        """A look that is fresh, or nearly so while somebody else is about to take the next.
+
+        Once that one hangs, nobody waits for it any more: threads of the site are worth more than an answer.
+        """
         if (found := self.last(FRESH_SECONDS)) is not None:
             return found
-        until = time.monotonic() + WAIT_SECONDS
         while not self._taking.acquire(timeout=0.1):
             if (found := self.last(STALE_SECONDS)) is not None:
                 return found
-            if time.monotonic() > until:
+            if time.monotonic() - self._began > WAIT_SECONDS:
                 return _Found()
         try:
+            self._began = time.monotonic()
             if (found := self.last(FRESH_SECONDS)) is None:
                 found = _look(with_lag=self._with_lag)
                 self._last = time.monotonic(), found
             return found
         finally:
+            self._began = math.inf
             self._taking.release()
 
     def forget(self) -> None:
@@ -109,8 +116,9 @@ def _look(*, with_lag: bool) -> _Found:
             schema = read_schema(postgres(alias))
             if schema.fault() is not None:
                 return _Found(database=True, schema_version=schema.version)
-            workers = runtime_overview(using=alias)
-            lag = _lag(alias) if with_lag else None
+            with one_look(alias, statement_timeout=timedelta(seconds=WAIT_SECONDS)):
+                workers = runtime_overview(using=alias)
+                lag = _lag(alias) if with_lag else None
     except (DatabaseError, InterfaceError, ConfigurationError) as error:
         logger.warning("the queue's database %r cannot be looked at: %s", alias, said(error))
         # The others are answers, though not those that were hoped for.

@@ -46,7 +46,7 @@ __all__ = [
 #: Bytes of a request's head, and seconds for a connection from beginning to end.
 MAX_HEAD_BYTES = 4096
 CONNECTION_SECONDS = 5.0
-#: Connections at once; more are closed unanswered.
+#: Connections at once. For one more the oldest is closed: a probe is served at once, and whoever is held up is not one.
 MAX_CONNECTIONS = 100
 #: How long an answer of the database serves everybody, and how long one is waited for.
 FRESH_SECONDS = 1.0
@@ -266,7 +266,8 @@ class HealthListener(Service):
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
+        #: In the order in which they came.
+        self._connections: dict[asyncio.Task[None], None] = {}
 
     def stop(self) -> None:
         super().stop()
@@ -297,15 +298,18 @@ class HealthListener(Service):
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.cancel()
+        self._connections[task] = None
         try:
-            if len(self._connections) <= MAX_CONNECTIONS:
-                async with asyncio.timeout(CONNECTION_SECONDS):
-                    await self._converse(reader, writer)
-        except (TimeoutError, OSError):
-            pass  # whoever is slow or gone gets no answer
+            async with asyncio.timeout(CONNECTION_SECONDS):
+                await self._converse(reader, writer)
+        except (TimeoutError, OSError, asyncio.CancelledError):
+            pass  # whoever is slow or gone, or has to make room, gets no answer
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()  # closing would wait for whoever does not read
             else:

@@ -6,18 +6,20 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
 from django.contrib.admin import AdminSite, site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.db import connection
-from django.test import Client
+from django.core import mail
+from django.db import connection, connections
+from django.test import Client, override_settings
 from django.urls import path, reverse
 
 from awa_django import operations, periodic, storage
-from awa_django.admin import ADMINS, register
+from awa_django.admin import ADMINS, frame, register
 from awa_django.operations import JobFilter, SetPriority
 from tests import stored
 from tests.admin.asking import (
@@ -214,6 +216,62 @@ def test_all_that_match_no_filter_at_all_is_refused(model: str, action: Any) -> 
     for more in ({}, {"confirmed": "1"}):
         assert superuser().post(url, {**form, **more}).status_code in (400, 404)
     assert everything_stored() == before
+
+
+def test_all_that_match_a_filter_that_an_action_is_not_for_is_refused_with_the_reason() -> None:
+    in_state("completed")
+    url = reverse("admin:awa_django_job_action_many", args=["retry"])
+    for more in ({}, {"confirmed": "1"}):
+        for given, words in (({"state": "completed"}, "failed"), ({"id": "9" * 19}, "matches nothing")):
+            asked = {"matching": "1", "next": f"{list_url('job')}?size=20", **given, **more}
+            answer = superuser().post(url, asked, follow=True)
+            assert answer.redirect_chain == [(f"{list_url('job')}?size=20", 302)]
+            (message,) = answer.context["messages"]
+            assert words in str(message)
+
+
+def test_keys_that_no_page_has_sent_are_not_passed_over_in_silence() -> None:
+    for model, action in (("job", "retry"), ("dlqentry", "purge")):
+        url = reverse(f"admin:awa_django_{model}_action_many", args=[action])
+        chosen = {"confirmed": "1", "_selected_action": ["-1", "1e3", "7.elsewhere"]}
+        answer = superuser().post(url, chosen, follow=True)
+        (message,) = answer.context["messages"]
+        assert str(message) == "3 not changed: that is no job's key."
+
+
+def test_who_finds_it_held_by_another_transaction_is_told_so_and_nothing_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frame, "statement", lambda subject, name: "SET LOCAL lock_timeout = '100ms'")
+    browser = superuser()
+    url = action_url("queuemeta", "mail", "pause")
+    other = connections.create_connection("default")
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("INSERT INTO awa.queue_meta (queue) VALUES ('mail')")
+        answer = browser.post(url, {"confirmed": "1"}, follow=True)
+        cursor.execute("ROLLBACK")
+    other.close()
+    (message,) = answer.context["messages"]
+    assert str(message).startswith("Another transaction is at work on this, and nothing was changed.")
+    assert not LogEntry.objects.exists()
+    assert browser.post(url, {"confirmed": "1"}).status_code == 302
+    assert LogEntry.objects.get().object_id == "mail"
+
+
+def test_the_report_of_an_error_has_no_payload() -> None:
+    browser = superuser()
+    browser.raise_request_exception = False
+    url = action_url("waitingcallback", _callback(), "resume")
+    form = {"confirmed": "1", "do-payload": '"hunter2"'}
+    with (
+        override_settings(ADMINS=[("Ann", "ann@example.com")]),
+        mock.patch("awa_django.callbacks._found", side_effect=ZeroDivisionError("boom")),
+    ):
+        assert browser.post(url, form).status_code == 500
+    (report,) = mail.outbox
+    assert "do-payload" in report.body
+    assert "hunter2" not in report.body
 
 
 def test_an_unknown_action_is_no_page() -> None:

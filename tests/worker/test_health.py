@@ -195,15 +195,21 @@ def test_whoever_is_slow_is_dropped_and_keeps_nobody_waiting(monkeypatch: pytest
         assert time.monotonic() - began < 3
 
 
-def test_it_holds_so_many_connections_and_closes_what_is_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_so_many_connections_and_closes_the_oldest_for_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(health, "MAX_CONNECTIONS", 3)
     with listening(says(READY)) as port:
-        held = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(3)]
-        for each in held:
-            each.sendall(b"GET")
-        assert raw(port, b"") == b""
-        held.pop().close()
-        wait_until(lambda: b"200" in raw(port, b"GET /healthz HTTP/1.1\r\n\r\n"), seconds=5)
+        held = []
+        for _ in range(3):
+            held.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            held[-1].sendall(b"GET /hea")
+        oldest, *others = held
+        assert get(port, "/healthz")[0] == 200, "slow clients keep no probe away"
+        assert oldest.recv(10) == b""
+        for each in others:
+            each.sendall(b"lthz HTTP/1.1\r\n\r\n")
+            assert each.recv(100).startswith(b"HTTP/1.1 200 ")
         for each in held:
             each.close()
 

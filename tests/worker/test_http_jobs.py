@@ -20,6 +20,7 @@ from awa_django.http_client import HttpCall, HttpReply
 from awa_django.http_functions import verify_dispatch
 from awa_django.http_jobs import HttpJobKind, declare_from_settings, http_job
 from awa_django.outcomes import Failed
+from awa_django.redaction import MASK
 from awa_django.registry import registry
 from awa_django.signatures import verify
 from tests.functions import Answer, Asked, Functions, serving
@@ -272,18 +273,25 @@ def test_of_an_error_page_little_is_kept_and_nothing_that_was_sent_in_confidence
         echo.body = repr((asked.path, asked.headers)).encode() + b" abcdefgh-ijkl"
 
     echo.before = repeat
-    functions.tell_below("/echo?code=azure-function-key", echo)
+    long_key = "key-of-the-shop-" * 4
+    query = "code=azure-function-key&v=2&pin=4711%2F4712%2F4713"
+    functions.tell_below(f"/echo?{query}", echo)
+    # One that quotes a value alone, with the end of the page in the middle of a header's.
+    quotes = Answer(400, b"azure-function-key 4711/4712/4713 ".ljust(4040, b".") + long_key.encode())
+    functions.tell_below(f"/quotes?{query}", quotes)
     resize = http_job("resize_image", url=huge)
     confide = http_job(
         "confide",
-        url=f"{functions.url}/echo?code=azure-function-key".replace("//", "//shop:s3cret-word@", 1),
+        url=f"{functions.url}/echo?{query}".replace("//", "//shop:s3cret-word@", 1),
         headers={"X-Api-Key": "key-of-the-shop", "X-Token": "Bearer abcdefgh-ijkl"},
         secret=SECRET,
     )
+    quote = http_job("quote", url=f"{functions.url}/quotes?{query}", headers={"X-Api-Key": long_key})
     with queue_storage.working({"default": 1}):
-        ids = [kind.enqueue().id for kind in (resize, confide)]
+        ids = [kind.enqueue().id for kind in (resize, confide, quote)]
         entry = queue_storage.wait_for(ids[0], "failed")["errors"][0]
         text = queue_storage.wait_for(ids[1], "failed")["errors"][0]["error"]
+        quoted = queue_storage.wait_for(ids[2], "failed")["errors"][0]["error"]
     assert 4000 < len(json.dumps(entry, ensure_ascii=False).encode()) < 5 * 1024
     assert "\x1b" not in entry["error"]
     functions.next()
@@ -300,6 +308,9 @@ def test_of_an_error_page_little_is_kept_and_nothing_that_was_sent_in_confidence
     ):
         assert secret not in text
     assert "X-Api-Key" in text
+    assert "v=2" not in text
+    assert quoted.startswith(f"function returned 400 Bad Request: {MASK} {MASK} ..")
+    assert "key-of" not in quoted
 
 
 # No response -------------------------------------------------------------------------------------------------------

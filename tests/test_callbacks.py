@@ -20,7 +20,7 @@ from awa_django import (
     job,
     signals,
 )
-from awa_django.callbacks import CallbackToken, callback_uuid, timeout_of
+from awa_django.callbacks import CallbackToken, Resolution, callback_uuid, timeout_of
 from awa_django.followups import FollowUpFailed
 from awa_django.jobs import JobInsert
 from awa_django.outcomes import Completed, Failed, WaitForCallback
@@ -476,3 +476,9 @@ def test_a_canonical_callback_is_answered_after_new_jobs_go_to_queue_storage() -
         assert callbacks.complete(token).id == attempt.job_id
         assert state_of(world, attempt.job_id) is JobState.COMPLETED
         assert callbacks.complete(second).id == other.job_id
+
+
+def test_an_answer_that_is_printed_shows_neither_its_payload_nor_its_reason() -> None:
+    resolution = Resolution("failed", None, {"card": "4242"}, "the card 4242 was declined")  # type: ignore[arg-type]
+    assert (resolution.is_failed(), "failed" in repr(resolution)) == (True, True)
+    assert "4242" not in repr(resolution)

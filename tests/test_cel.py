@@ -252,6 +252,16 @@ PECULIAR: list[tuple[str, Any]] = [
         "2562045h25m26.290448384s",
     ),
     ("duration('-90s').getMinutes()", -1),
+    # Counts of a unit have 32 bits.
+    ("duration('2147483647ms').getMilliseconds()", 2**31 - 1),
+    ("duration('2147483648ms').getMilliseconds()", -(2**31)),
+    ("duration('-2147483649ms').getMilliseconds()", 2**31 - 1),
+    ("duration('30m').getMilliseconds()", 1_800_000),
+    ("duration('597h').getMilliseconds()", -2_145_767_296),
+    ("duration('2147483648s').getSeconds()", -(2**31)),
+    ("duration('4294967296s').getSeconds()", 0),
+    ("(timestamp('9999-12-31T23:59:59Z') - timestamp('0001-01-01T00:00:00Z')).getMinutes()", 963_997_663),
+    ("(timestamp('2024-02-29T12:00:00Z') - timestamp('1969-12-31T16:00:00Z')).getSeconds()", 1_709_236_800),
     # Timestamps: the years 1 to 9999 after arithmetic, and leap seconds.
     ("timestamp('2024-01-02t03:04:05z')", "2024-01-02T03:04:05+00:00"),
     ("timestamp('2024-01-02T03:04:05−01:00')", "2024-01-02T03:04:05-01:00"),

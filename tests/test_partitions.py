@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import awa
 import pytest
 
 from awa_django.errors import InvalidJob
@@ -95,6 +96,22 @@ def test_every_option_of_a_queue_configuration_is_kept() -> None:
             "priority_aging_interval_ms": 6,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_workers_per_partition": 1},
+        {"min_workers_per_partition": 0},
+        {"min_workers_per_partition": 2, "weight": 3, "claimers": 1},
+        {"max_workers_per_partition": 5, "weight": 7, "claim_batch_size": 1, "deadline_duration_ms": 0},
+    ],
+    ids=str,
+)
+def test_queue_configurations_are_those_of_the_awa_client(options: dict[str, int]) -> None:
+    """Defaults and bounds as well."""
+    theirs = awa.PartitionedQueue("email", 2).queue_configs(**options)
+    assert PartitionedQueue("email", 2).queue_configs(**options) == theirs
 
 
 @pytest.mark.parametrize("vector", PARTITIONED["refusals"], ids=lambda vector: vector["call"])

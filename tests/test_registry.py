@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from awa_django.errors import ConfigurationError, InvalidJob
 from awa_django.jobs import JobInsert
 from awa_django.registry import BoundJob, JobKind, derive_kind, job, registry
 from awa_django.uniqueness import Unique
+from awa_django.validation import validated
 from tests.testapp.jobs import ProcessPayment, note, pay
 from tests.vectors import load
 
@@ -212,6 +213,8 @@ def test_options_at_their_limits_are_taken() -> None:
     ).request(order_id=1)
     assert len(request.queue.encode()) == 59
     assert len(request.tags) == 20
+    longest = replace(request, kind="é" * 200, unique_key=b"x" * 16, unique_states="1" * 8)
+    assert validated(longest) == longest
 
 
 @pytest.mark.parametrize(

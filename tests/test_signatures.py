@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hmac
 from typing import Any
+from unittest import mock
 
 import pytest
 from awa import callback_contract as oracle
@@ -131,3 +133,20 @@ def test_secrets_that_are_not_64_hex_digits_are_refused_by_name(text: Any, fault
 def test_a_secret_is_the_bytes_its_digits_spell() -> None:
     assert parse_secret("07" * 32) == SECRET
     assert parse_secret("aB" * 32) == b"\xab" * 32
+
+
+def test_a_signature_is_compared_in_constant_time_with_that_of_every_secret() -> None:
+    """However much of it is right, and whichever secret it belongs to: the time tells neither."""
+    secrets = [bytes([number]) * 32 for number in (1, 2, 3)]
+    right = sign("abc", secrets[0])
+    for claimed, good in (
+        (right, True),
+        (right[:-1] + "0", right[-1] == "0"),
+        ("0" * 64, False),
+        ("no hex", False),
+    ):
+        with mock.patch.object(hmac, "compare_digest", wraps=hmac.compare_digest) as compared:
+            assert verify("abc", claimed, secrets) is good
+        assert [call.args[0] for call in compared.call_args_list] == [
+            sign("abc", secret) for secret in secrets
+        ]

@@ -132,6 +132,7 @@ def test_a_period_is_counted_in_whole_periods_since_1970() -> None:
         ({"by_period": timedelta(1)}, "unique.by_period"),
         ({"by_period": True}, "unique.by_period"),
         ({"by_period": 2**63}, "unique.by_period"),
+        ({"by_period": -(2**63) - 1}, "unique.by_period"),
         ({"by_period": 1, "period": 60}, "unique.period"),
         ({"period": 0}, "unique.period"),
         ({"period": float("nan")}, "unique.period"),

@@ -34,9 +34,13 @@ class Duration:
     nanoseconds: int
 
     def whole(self, unit: str) -> int:
-        """The duration in ``unit``, truncated toward zero."""
+        """The duration in ``unit``, truncated toward zero, and to 32 bits with a sign.
+
+        Every evaluator of a stored expression lets these counts overflow: milliseconds after 24 days, seconds after 68
+        years.
+        """
         size = abs(self.nanoseconds) // _UNITS[unit]
-        return size if self.nanoseconds >= 0 else -size
+        return ((size if self.nanoseconds >= 0 else -size) + 2**31) % 2**32 - 2**31
 
     def text(self) -> str:
         """The duration as ``1h0m0s``, ``1m30s``, ``1.5s``, ``1.5ms`` or ``0s``.

@@ -115,13 +115,19 @@ class JobContext:
         self._change({**current, "metadata": {**metadata, **values}})
 
     def flush_progress(self) -> None:
-        """Store the progress now; returns silently when the attempt is no longer current. One round trip."""
-        if self._flight.has_news:
-            self._attendant.flush(self._flight)
+        """Store the progress now; returns silently when the attempt is no longer current. One round trip.
+
+        In a coroutine it returns an awaitable: :meth:`aflush_progress`.
+        """
+        return _here_or_awaited(self._flush)
 
     async def aflush_progress(self) -> None:
         """:meth:`flush_progress` for async handlers."""
-        await sync_to_async(self.flush_progress, thread_sensitive=False)()
+        await _in_thread(self._flush)
+
+    def _flush(self) -> None:
+        if self._flight.has_news:
+            self._attendant.flush(self._flight)
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 

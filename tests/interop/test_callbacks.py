@@ -55,6 +55,22 @@ def errors_of(job_id: int) -> list[str]:
     return [json.loads(entry)["error"] for entry in row["errors"] or []]
 
 
+def entries_of(job_id: int) -> list[dict[str, Any]]:
+    """The errors of a job, whole but for when they were."""
+    (row,) = rows("SELECT errors FROM awa.jobs WHERE id = %s", job_id)
+    return [{k: v for k, v in json.loads(entry).items() if k != "at"} for entry in row["errors"]]
+
+
+#: What every client records of a callback whose expression failed the job, and of one that failed by default.
+MATCHED = {
+    "error": "callback failed: on_fail expression matched",
+    "attempt": 1,
+    "terminal": True,
+    "expression": "payload.bad",
+}
+BY_DEFAULT = {"error": "callback failed: default action", "attempt": 1, "terminal": True}
+
+
 # Their worker, our client ----------------------------------------------------------------------------------
 
 
@@ -146,6 +162,13 @@ def test_our_client_answers_callbacks_that_an_awa_pg_worker_registered(url: str)
         resolution = callbacks.resolve(token, {"final": True, "n": 7})
         assert (resolution.outcome, resolution.payload) == ("completed", 7)
 
+        job_id, token = parked(theirs, url, on_fail="payload.bad", on_complete="true")
+        assert callbacks.resolve(token, {"bad": True}).is_failed()
+        assert (state_of(job_id), entries_of(job_id)) == ("failed", [MATCHED])
+        job_id, token = parked(theirs, url, on_complete="payload.n == 7", on_fail="payload.missing")
+        assert callbacks.resolve(token, {"n": 7}, default="fail").is_failed()  # 7u is not 7
+        assert (state_of(job_id), entries_of(job_id)) == ("failed", [BY_DEFAULT])
+
         job_id, token = parked(theirs, url)
         callbacks.heartbeat(token, 0)
         wait_for(job_id, "retryable")
@@ -226,6 +249,16 @@ def test_the_awa_pg_client_answers_callbacks_that_our_worker_registered(
         job_id, token = waiting(on_complete="payload.n >= 3", transform="payload.n")
         result = client.resolve_callback(token, {"n": 7})
         assert (result.is_completed(), result.payload) == (True, 7)
+
+        job_id, token = waiting(on_fail="payload.bad", on_complete="true")
+        assert client.resolve_callback(token, {"bad": True}).is_failed()
+        assert (state_of(job_id), entries_of(job_id)) == ("failed", [MATCHED])
+        job_id, token = waiting(on_complete="payload.n == 7", on_fail="payload.missing")
+        assert client.resolve_callback(token, {"n": 7}, default_action="fail").is_failed()
+        assert (state_of(job_id), entries_of(job_id)) == ("failed", [BY_DEFAULT])
+        job_id, token = waiting(filter="payload.final")
+        assert client.resolve_callback(token, {"final": False}, default_action="complete").is_ignored()
+        assert client.resolve_callback(token, {"final": True}, default_action="complete").is_completed()
     with connection.cursor() as cursor:
         assert invariants.violated(cursor.connection, mixed=True) == []
 

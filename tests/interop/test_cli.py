@@ -72,16 +72,19 @@ def test_it_dumps_a_run_of_ours(ran: Ran) -> None:
 
 
 def test_it_counts_our_queues(ran: Ran) -> None:
-    assert "default" in ran.awa("queue", "stats")
+    counted = {line.split()[0]: line.split()[1:5] for line in ran.awa("queue", "stats").splitlines()[1:]}
+    # Available, running, failed with the dead letters, and completed within the hour.
+    assert counted == {"default": ["1", "0", "1", "1"], "dead": ["0", "0", "1", "0"]}
 
 
 def test_it_sees_our_dead_letters(ran: Ran) -> None:
     assert str(ran.ids["dead"]) in ran.awa("dlq", "list")
-    assert "1" in ran.awa("dlq", "depth")
+    assert ran.awa("dlq", "depth").split() == ["Total:", "1", "dead:", "1"]
 
 
 def test_it_sees_that_queue_storage_is_in_force(ran: Ran) -> None:
-    assert "active" in ran.awa("storage", "status")
+    found = json.loads(ran.awa("storage", "status"))
+    assert (found["state"], found["current_engine"]) == ("active", "queue_storage")
 
 
 def test_what_it_retries_our_worker_runs(ran: Ran) -> None:

@@ -74,6 +74,8 @@ def test_coroutines_wait_in_place_also_as_handlers_of_other_clients_write_it(
     @job
     async def ported(ctx: Any) -> None:
         token = await ctx.register_callback(timeout_seconds=60.0)
+        ctx.set_progress(20, "asked")
+        await ctx.flush_progress()
         told(token)
         told(await ctx.wait_for_callback(token))
         told(await ctx.cancel_callback())
@@ -81,15 +83,18 @@ def test_coroutines_wait_in_place_also_as_handlers_of_other_clients_write_it(
     @job
     async def ours(ctx: JobContext) -> None:
         token = await ctx.aregister_callback()
+        ctx.set_progress(20, "asked")
+        await ctx.aflush_progress()
         told(token)
         told(await ctx.await_for_callback(token))
         told(await ctx.acancel_callback())
 
-    with database.working():
+    with database.working(heartbeat_interval=timedelta(hours=1)):
         for kind in (ported, ours):
             running = kind.enqueue()
             token = told.next()
             database.wait_waiting(running.id)
+            assert database.job(running.id)["progress"] == {"percent": 20, "message": "asked"}
             callbacks.resume(token, [1])
             assert (told.next(), told.next()) == ([1], False)
             database.wait_for(running.id, "completed")

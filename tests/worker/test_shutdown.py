@@ -334,3 +334,36 @@ def test_a_worker_leaves_no_thread_of_its_own_behind_when_it_ends_a_job(awa_data
         assert len(backends(connection)) <= sessions + 4
         assert len(os.listdir(f"/proc/{me.pid}/fd")) < 80
         assert process.stop() == 0
+
+
+CLAIMING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name ~ '^awa_worker'
+"""
+STOPPING = "SELECT count(*) FROM awa.runtime_instances WHERE shutting_down"
+
+
+def test_jobs_of_a_claim_that_was_under_way_at_the_signal_run_and_are_stored(emptied_database: str) -> None:
+    with (
+        psycopg.connect(emptied_database, autocommit=True) as connection,
+        psycopg.connect(emptied_database) as holder,
+        worker(emptied_database, "--no-maintenance", DRAIN_TIMEOUT=20) as process,
+    ):
+        process.wait_started()
+        holder.execute("LOCK TABLE awa.lease_claim_batches IN ACCESS EXCLUSIVE MODE")
+        ids = [insert(connection, "noop", {"n": n}) for n in range(3)]
+        wait_until(lambda: count(connection, CLAIMING), what="a claim that waits")
+        process.signal(signal.SIGTERM)
+        wait_until(lambda: count(connection, STOPPING), what="the worker to say that it stops")
+        assert runs(connection) == {}
+        assert process.process.poll() is None, "it waits for its claim"
+        holder.rollback()
+        assert process.wait(20) == 0
+        claimed = runs(connection)
+        assert claimed
+        for job_id in ids:
+            found = job(connection, job_id)
+            assert (found["state"], found["attempt"]) == (
+                ("completed", 1) if job_id in claimed else ("available", 0)
+            )
+    invariants.assert_all_hold(emptied_database, drained=False)

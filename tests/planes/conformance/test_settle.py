@@ -340,6 +340,7 @@ def test_what_was_written_is_what_is_told(world: AnyWorld) -> None:
     """DEC-9: the row that the transition wrote, not one that is read later."""
     attempts = world.running(job(), job(metadata={"m": 1}, tags=("t",)))
     settlement = world.end(attempts, Failed("no"), progress=HALF)
+    assert len(settlement.landed) == len(attempts)
     for landed in settlement.landed:
         row, seen = world.job(landed.job.id), landed.job
         assert (seen.state, seen.attempt, seen.run_at, seen.finalized_at) == (

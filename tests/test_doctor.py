@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import psycopg
 import pytest
@@ -35,8 +38,7 @@ def module(name: str) -> Any:
 
 def examination(using: str) -> Any:
     """What one check is given."""
-    facts: Any = None
-    return module("finding").Patient(using, facts, timedelta(milliseconds=300))
+    return module("finding").Patient(using, timedelta(milliseconds=300))
 
 
 def found(check: str, level: Level, *words: str, using: str | None = None) -> Finding:
@@ -73,7 +75,11 @@ def test_an_installation_that_works_has_nothing_wrong() -> None:
 
 @pytest.mark.django_db
 def test_nobody_leads() -> None:
-    found("leader", Level.ERROR, "Nobody leads", "Start a worker")
+    found("leader", Level.ERROR, "Nobody leads", "Start one without --no-maintenance")
+    runtime(hostname="w1")
+    found(
+        "leader", Level.ERROR, "Nobody leads", "If no worker takes the lead within half a minute, start one"
+    )
 
 
 @pytest.mark.django_db
@@ -367,6 +373,7 @@ def test_a_pooler_that_swallows_notifications_is_found_out(examined: str, settin
         ("idle_session_timeout=60000", Level.WARNING, "idle_session_timeout ends sessions"),
         ("default_transaction_read_only=on", Level.ERROR, "read-only"),
         ("default_transaction_isolation=serializable", Level.ERROR, "are serializable; claims"),
+        ("session_replication_role=replica", Level.ERROR, "is replica in sessions of this role, so triggers"),
     ],
 )
 def test_settings_under_which_sessions_work_badly(
@@ -479,13 +486,28 @@ def test_what_somebody_changed_about_the_schema_is_found(examined: str) -> None:
         connection.execute(f"ALTER SEQUENCE awa.{sequence} CACHE 20")
         connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
         connection.execute("ALTER TABLE awa.deferred_jobs SET (autovacuum_enabled = false)")
+        connection.execute("ALTER TABLE awa.queue_meta SET UNLOGGED")
+        dropped = ("idx_awa_deferred_due", "idx_awa_ready_3_job")
+        definitions = [
+            connection.execute("SELECT pg_get_indexdef(%s::regclass)", [f"awa.{index}"]).fetchone()
+            for index in dropped
+        ]
+        connection.execute("DROP INDEX awa.idx_awa_deferred_due, awa.idx_awa_ready_3_job")
         try:
             found(
                 "catalogue", Level.ERROR, "1 lane sequence hands numbers out in blocks", sequence, using=name
             )
             found("catalogue", Level.ERROR, "1 trigger is off", trigger, using=name)
             found("catalogue", Level.WARNING, "1 table is left out by autovacuum: deferred_jobs", using=name)
+            found("catalogue", Level.ERROR, "1 table is unlogged", "queue_meta", "SET LOGGED", using=name)
+            found(
+                "catalogue", Level.ERROR, "2 indexes are missing", "idx_awa_deferred_due, one of ready_entries_3.",
+                "awa_sql", using=name,
+            )  # fmt: skip
         finally:
+            connection.execute("ALTER TABLE awa.queue_meta SET LOGGED")
+            for (definition,) in filter(None, definitions):
+                connection.execute(definition)
             connection.execute(f"ALTER SEQUENCE awa.{sequence} CACHE 1")
             connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER {trigger}")
             connection.execute("ALTER TABLE awa.deferred_jobs RESET (autovacuum_enabled)")
@@ -493,8 +515,61 @@ def test_what_somebody_changed_about_the_schema_is_found(examined: str) -> None:
 
 
 @serverwise
+def test_who_holds_a_lock_for_which_others_wait(examined: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module("server"), "LONG_WAIT", 0.05)
+
+    def wait(waiter: psycopg.Connection[Any]) -> None:
+        with contextlib.suppress(psycopg.errors.QueryCanceled):
+            waiter.execute("LOCK TABLE awa.batch_operation_items")
+
+    with (
+        psycopg.connect(examined, application_name="holder") as holder,
+        psycopg.connect(examined) as first,
+        psycopg.connect(examined) as second,
+        psycopg.connect(examined, autocommit=True) as watching,
+        alias(examined) as name,
+    ):
+        holder.execute("LOCK TABLE awa.batch_operation_items IN SHARE MODE")
+        waiters = [threading.Thread(target=wait, args=[each], daemon=True) for each in (first, second)]
+        for waiter in waiters:
+            waiter.start()
+        wait_until(
+            lambda: watching.execute(
+                "SELECT 1 FROM pg_locks WHERE NOT granted AND database ="
+                " (SELECT oid FROM pg_database WHERE datname = current_database())"
+                " AND waitstart < clock_timestamp() - interval '0.2 seconds' OFFSET 1"
+            ).fetchone()
+        )
+        said = found(
+            "locks", Level.WARNING, "(holder, idle in transaction)", "2 sessions wait", "on awa.batch_operation_items.",
+            f"pg_terminate_backend({holder.info.backend_pid})", using=name,
+        )  # fmt: skip
+        assert [item for item in operations.doctor(using=name) if item.check == "locks"] == [
+            replace(said, sentence=ANY)
+        ]
+        monkeypatch.setattr(module("server"), "VERY_LONG_WAIT", 0.1)
+        found("locks", Level.ERROR, "holder", using=name)
+        for each in (first, second):
+            each.cancel()
+        for waiter in waiters:
+            waiter.join(10)
+        holder.rollback()
+        found("locks", Level.OK, using=name)
+
+
+@serverwise
+def test_room_for_notifications_that_runs_out(examined: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with alias(examined) as name:
+        monkeypatch.setattr(module("server"), "NOTIFICATIONS_WARNING", 0)
+        found("notify", Level.WARNING, "room for notifications is 0% full", using=name)
+        monkeypatch.setattr(module("server"), "NOTIFICATIONS_ERROR", 0)
+        found("notify", Level.ERROR, "at 100% nobody can enqueue", using=name)
+
+
+@serverwise
 def test_helpers_that_another_clients_schema_lacks(oracle_database: str) -> None:
     with alias(oracle_database) as name:
+        assert not [item for item in operations.doctor(using=name) if "index" in item.sentence]
         found("catalogue", Level.WARNING, "of this release are missing", "manage.py migrate", using=name)
 
 
@@ -535,6 +610,7 @@ def test_dead_rows_that_pile_up(examined: str, monkeypatch: pytest.MonkeyPatch) 
             "wraparound": [(1_600_000_000, 200_000_000)],
             "prepared": [("gid", "postgres", 400.0)],
             "horizons": [("replication slot", "old", False, 5_000_000)],
+            "kept_wal": [("full", 5 << 30)],
         }
         return canned[name] if name in canned else original(self, name, **values)
 
@@ -546,6 +622,7 @@ def test_dead_rows_that_pile_up(examined: str, monkeypatch: pytest.MonkeyPatch) 
         found("vacuum", Level.ERROR, "1,600,000,000 transactions old", using=name)
         found("snapshots", Level.WARNING, "Prepared transaction 'gid' of postgres", using=name)
         found("snapshots", Level.WARNING, "'old', which nobody uses,", "Drop the slot", using=name)
+        found("snapshots", Level.WARNING, "slot 'full'", "keeps 5.0 GiB", "drop_replication_slot", using=name)
 
 
 @pytest.mark.django_db

@@ -75,8 +75,12 @@ def test_an_error_is_shown_as_far_as_it_may_be(settings: Any) -> None:
 
 
 def test_a_job_that_there_is_not_is_not_found() -> None:
-    with pytest.raises(JobNotFound):
-        operations.why(4711)
+    job_id = added()
+    with pytest.raises(JobNotFound, match=f"ids here go up to {job_id}, so it is one of another database"):
+        operations.why(job_id + 1)
+    stored.run("DELETE FROM awa.ready_entries")
+    with pytest.raises(JobNotFound, match="is forgotten, or whoever enqueued it has not committed"):
+        operations.why(job_id)
 
 
 # Waiting for a time
@@ -150,7 +154,48 @@ def test_a_kind_without_a_worker_says_who_else_knows_it() -> None:
     worker(kinds=["other"])
     why(job_id, WhyReason.NO_WORKER_FOR_KIND, "No live worker of queue q (w1:7) knows kind 'k'", "Deploy")
     worker(queue="mail", hostname="w2")
-    why(job_id, WhyReason.NO_WORKER_FOR_KIND, "w2:7", known_by=["w2:7"])
+    why(job_id, WhyReason.NO_WORKER_FOR_KIND, "w2:7", f"job move --to mail {job_id}`", known_by=["w2:7"])
+
+
+def test_a_kind_that_another_clients_worker_would_fail_for_good_says_so() -> None:
+    job_id = added()
+    worker(kinds=["other"], hostname="rust", version="0.6.9")
+    why(
+        job_id, WhyReason.NO_WORKER_FOR_KIND, "whoever claims it fails it for good if it is rust:7",
+        "`manage.py awa queue pause q` keeps it",
+    )  # fmt: skip
+
+
+def test_workers_that_look_for_no_jobs_are_not_said_to_have_a_free_slot() -> None:
+    job_id = added()
+    runtime(hostname="w1", kinds=["k"], queues=[{"queue": "q", "config": {"max_workers": 5}}])
+    stored.run("UPDATE awa.runtime_instances SET poll_loop_alive = false, healthy = false")
+    why(
+        job_id,
+        WhyReason.NO_WORKER_FOR_QUEUE,
+        "No worker of queue q looks for jobs: w1:7 does not look",
+        "log",
+    )
+
+
+def test_a_worker_that_is_late_to_report_may_be_gone() -> None:
+    job_id = added()
+    worker(silent="25 seconds")
+    why(job_id, WhyReason.NEXT, "nothing was heard of it for 25 s: it may be gone")
+    worker(hostname="w2", in_flight=5, silent="26 seconds")
+    stored.run(
+        "UPDATE awa.runtime_instances SET queues = (SELECT queues FROM awa.runtime_instances WHERE hostname = 'w2')"
+    )
+    why(job_id, WhyReason.AT_CAPACITY, "nothing was heard of them for 25 s: they may be gone")
+    worker(hostname="w3", in_flight=5)
+    assert "may be gone" not in operations.why(job_id).sentence
+
+
+def test_the_name_of_a_queue_is_one_word_of_a_command_that_is_copied() -> None:
+    job_id = added(queue="a; rm -rf ~")
+    why(job_id, WhyReason.NO_WORKER_FOR_QUEUE, "awa_worker --queue 'a; rm -rf ~'`")
+    operations.pause("a; rm -rf ~", "ann")
+    why(job_id, WhyReason.PAUSED, "queue resume 'a; rm -rf ~'`", "No live worker serves it besides.")
 
 
 def test_full_workers_say_how_many_jobs_run() -> None:
@@ -261,6 +306,12 @@ def test_a_rate_limit_tells_how_long_it_takes() -> None:
     assert operations.why(job_id).reason is WhyReason.BEHIND_OTHERS
 
 
+def test_the_next_job_of_a_slow_queue_waits_for_its_turn() -> None:
+    job_id = added()
+    worker(config={"rate_limit": {"max_rate": 0.05, "burst": 1}}, version="0.6.9")
+    why(job_id, WhyReason.RATE_LIMITED, "the next of queue q, of which workers start one in 20 s", ahead=0)
+
+
 def test_the_next_job_of_an_idle_worker_is_any_moment() -> None:
     job_id = added()
     worker()
@@ -285,6 +336,13 @@ def test_a_running_job_names_who_may_hold_it() -> None:
     )
     worker(in_flight=1, hostname="w2")
     assert sorted(why(job_id, WhyReason.RUNNING, "by one of").facts["workers"]) == ["w1:7", "w2:7"]
+
+
+def test_a_worker_that_takes_its_leave_may_still_run_a_job() -> None:
+    running, waiting = in_state("running"), added()
+    worker(in_flight=1, shutting_down=True)
+    why(running, WhyReason.RUNNING, "by w1:7, which is shutting down;", workers=["w1:7"])
+    why(waiting, WhyReason.NO_WORKER_FOR_QUEUE, "No worker is running (w1:7, which did, is shutting down).")
 
 
 def test_a_job_whose_worker_went_quiet_is_to_be_rescued() -> None:

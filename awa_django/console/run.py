@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from awa_django.conf import get_settings
 from awa_django.console.exits import Exit
-from awa_django.console.screen import Screen
+from awa_django.console.screen import Answer, Screen
 from awa_django.console.text import plain
 from awa_django.console.tree import Call, Verb, refusal, usage
 from awa_django.db import postgres
@@ -26,7 +26,7 @@ from awa_django.errors import (
     WrongState,
 )
 from awa_django.schedule import InvalidSchedule
-from awa_django.schema import read_schema
+from awa_django.schema import VERSION, read_schema
 
 __all__ = ["run"]
 
@@ -45,12 +45,15 @@ def run(verb: Verb, options: Mapping[str, Any], screen: Screen) -> int:
     try:
         if verb.changes and get_settings().read_only:
             raise usage(f"AWA['READ_ONLY'] is set: `awa {verb.path}` changes something and is refused")
-        _reach(using)
+        if verb.needs != "nothing":
+            _reach(using)
+        if verb.needs == "schema":
+            _know(verb, using, screen)
         answer = verb.run(Call(options, screen, using))
     except (SchemaOutOfDate, ConfigurationError, InvalidJob) as error:
         raise usage(str(error)) from error
     except StorageTransitionRefused as error:
-        raise refusal("; ".join([f"cannot {error.step.replace('_', ' ')} yet", *error.blockers])) from error
+        raise refusal(f"cannot {error.step.replace('_', ' ')}: {'; '.join(error.blockers)}") from error
     except AwaError as error:
         raise (refusal if isinstance(error, _REFUSALS) else _failure)(str(error)) from error
     except (ValueError, TypeError, OverflowError) as error:
@@ -60,11 +63,35 @@ def run(verb: Verb, options: Mapping[str, Any], screen: Screen) -> int:
         raise usage(str(error)) from error
     except (DatabaseError, InterfaceError) as error:
         raise _refused(error, postgres(queue_alias(using))) from error
-    if screen.as_json:
-        screen.dump(answer.document)
-    else:
-        answer.show(screen)
+    return _print(answer, screen)
+
+
+def _print(answer: Answer, screen: Screen) -> int:
+    """Print an answer; its exit code, whether or not anybody reads to the end."""
+    try:
+        if screen.as_json:
+            screen.dump(answer.document)
+        else:
+            answer.show(screen)
+        screen.out.flush()
+    except BrokenPipeError:
+        screen.hang_up()
+    except OSError as error:
+        screen.hang_up()
+        raise _failure(f"the answer could not be written: {error.strerror}") from error
     return int(answer.exit)
+
+
+def _know(verb: Verb, using: str | None, screen: Screen) -> None:
+    """Refuse a schema that this release does not know, save to look at one that is newer."""
+    connection = postgres(queue_alias(using))
+    facts = read_schema(connection)
+    fault = facts.fault()
+    if fault is None:
+        return
+    if verb.changes or (facts.version or 0) <= VERSION or facts.missing:
+        raise SchemaOutOfDate(fault)
+    screen.note(f"warning: {fault}", screen.style.WARNING)
 
 
 def _reach(using: str | None) -> None:
@@ -74,7 +101,7 @@ def _reach(using: str | None) -> None:
     try:
         postgres(alias).ensure_connection()
     except (OperationalError, InterfaceError) as error:
-        raise _unreachable(f"cannot reach database {alias!r}: {str(error).strip()}") from error
+        raise _unreachable(f"cannot reach database {alias!r}: {' '.join(str(error).split())}") from error
 
 
 def _unreachable(message: str) -> CommandError:
@@ -105,6 +132,8 @@ def _said(error: DatabaseError | InterfaceError) -> str:
     state = getattr(error.__cause__, "sqlstate", None)
     if state == "42501":
         return f"{text}: this role lacks a right; `manage.py awa doctor` names it"
+    if state == "25006":
+        return f"{text}: the server is a standby, or sessions of this role may not write; give --database the primary"
     if state in ("57014", "55P03"):
         return f"{text}: the database was too busy, or somebody holds a lock; try again"
     return f"the database refused: {text}"

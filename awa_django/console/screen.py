@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,13 +74,14 @@ class Screen:
     err: OutputWrapper
     style: Style
     as_json: bool = False
-    stdin: TextIO = field(default_factory=lambda: sys.stdin)
+    #: None where standard input is closed.
+    stdin: TextIO | None = field(default_factory=lambda: sys.stdin)
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def width(self) -> int:
-        """The columns of a page."""
-        if not self.out.isatty():
+        """The columns of a page; the variable ``COLUMNS`` decides, also where there is no terminal."""
+        if not (self.out.isatty() or os.environ.get("COLUMNS")):
             return WIDTH
         return max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
 
@@ -135,7 +137,14 @@ class Screen:
 
     def dump(self, value: Any) -> None:
         """The one document of the answer."""
-        self.out.write(harmless(json.dumps(document(value), ensure_ascii=False, indent=2)))
+        encoding = getattr(self.out, "encoding", None) or "utf-8"
+        is_unicode = encoding.lower().replace("-", "").startswith("utf")
+        self.out.write(harmless(json.dumps(document(value), ensure_ascii=not is_unicode, indent=2)))
+
+    def hang_up(self) -> None:
+        """Let nothing more go to standard output, which nobody takes; Python would complain when it closes it."""
+        if getattr(self.out, "_out", None) is sys.__stdout__ is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
 
     # Beside the answer
 
@@ -153,12 +162,13 @@ class Screen:
     @property
     def is_interactive(self) -> bool:
         """Whether somebody is there who can be asked."""
-        return self.stdin.isatty()
+        return self.stdin is not None and self.stdin.isatty()
 
     def ask(self, question: str) -> bool:
         """Whether the operator says yes; anything but ``y`` and ``yes`` is a no."""
         self.err.write(f"{plain(question)} [y/N] ", style_func=str, ending="")
         self.err.flush()
+        assert self.stdin is not None, "nobody is there to be asked"
         try:
             return self.stdin.readline().strip().lower() in ("y", "yes")
         except KeyboardInterrupt:

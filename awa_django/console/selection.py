@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from awa_django.console.text import count
 from awa_django.console.tree import Argument, Call, argument, usage
-from awa_django.operations import JobFilter
+from awa_django.operations import JobFilter, known_kinds, known_queues
 from awa_django.states import JobState
 
 __all__ = [
@@ -20,9 +21,13 @@ __all__ = [
     "IDS",
     "duration",
     "filter_of",
+    "job_id",
     "limit",
+    "moment",
     "moment_ago",
+    "note_strangers",
     "positive",
+    "said",
     "selection_of",
     "words_of",
 ]
@@ -44,22 +49,45 @@ def duration(text: str) -> timedelta:
     raise argparse.ArgumentTypeError(f"a duration such as 90s, 15m, 2h or 3d is needed, not {text!r}")
 
 
-def moment_ago(text: str) -> datetime:
-    """An instant: ISO 8601, in the project's time zone unless it says another, or a duration back from now."""
+def _instant(text: str) -> datetime | None:
     try:
-        given = parse_datetime(text)
+        # As answers print it, or as ISO 8601 has it.
+        given = parse_datetime(text.replace(" UTC", "+00:00"))
     except ValueError:
-        given = None
-    if given is None and re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        given = parse_datetime(f"{text}T00:00:00")
+        return None
+    return given if given is None or timezone.is_aware(given) else timezone.make_aware(given)
+
+
+def moment(text: str) -> datetime:
+    """An instant: ISO 8601, in the project's time zone unless it says another."""
+    given = _instant(text)
+    if given is None:
+        raise argparse.ArgumentTypeError(f"a time such as 2026-03-01T09:30 is needed, not {text!r}")
+    return given
+
+
+def moment_ago(text: str) -> datetime:
+    """An instant as :func:`moment` takes it, or a day, or a duration back from now."""
+    given = _instant(f"{text}T00:00:00" if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else text)
     if given is not None:
-        return timezone.make_aware(given) if timezone.is_naive(given) else given
+        return given
     try:
         return timezone.now() - duration(text)
     except (argparse.ArgumentTypeError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"a time such as 2026-03-01T09:30, or how long ago, such as 2h, is needed, not {text!r}"
         ) from None
+
+
+def job_id(text: str) -> int:
+    """The id of a job."""
+    try:
+        given = int(text)
+    except ValueError:
+        given = 0
+    if not 0 < given < 1 << 63:
+        raise argparse.ArgumentTypeError(f"the id of a job is needed, a whole number, not {text!r}")
+    return given
 
 
 def positive(text: str) -> int:
@@ -80,7 +108,7 @@ def limit(default: int) -> Argument:
     )
 
 
-IDS = argument("ids", nargs="*", type=int, metavar="ID", help="a job's id; several may be given")
+IDS = argument("ids", nargs="*", type=job_id, metavar="ID", help="a job's id; several may be given")
 
 _STATES = ", ".join(state.value for state in JobState)
 _FILTERS: Mapping[str, Argument] = {
@@ -141,9 +169,27 @@ def selection_of(call: Call) -> list[int] | JobFilter:
     if ids and filter_of(call, ids=False).is_empty:
         return list(ids)
     chosen = filter_of(call)
+    return said(chosen, call)
+
+
+def said(chosen: JobFilter, call: Call) -> JobFilter:
+    """The filter; refused if it says nothing and ``--all`` was not said."""
     if chosen.is_empty and not call.options.get("all"):
         raise usage("which jobs? Give ids, or options such as --queue or --kind; --all means every one")
     return chosen
+
+
+def note_strangers(call: Call) -> None:
+    """Say of the queue and the kind that options name if nobody knows them here: for where nothing was found."""
+    for thing, look in (("queue", known_queues), ("kind", known_kinds)):
+        name = call.options.get(thing)
+        if name is None:
+            continue
+        known = look(using=call.using)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            call.screen.note(f"there is no {thing} {name} so far{guess}", call.screen.style.WARNING)
 
 
 _WORDS: tuple[tuple[str, Callable[[object], str]], ...] = (

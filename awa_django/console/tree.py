@@ -7,16 +7,19 @@ else about it, its place in the tree, its arguments, what it teaches, stands bes
 from __future__ import annotations
 
 import argparse
+import difflib
 import getpass
 import textwrap
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from django.core.management.base import CommandError, CommandParser
 
 from awa_django.console.exits import EXIT_CODES, Exit
 from awa_django.console.screen import Answer, Screen
+from awa_django.console.text import plain
 
 __all__ = [
     "GROUPS",
@@ -81,12 +84,12 @@ class Call:
 
 def usage(message: str) -> CommandError:
     """An error of whoever typed the command."""
-    return CommandError(message, returncode=Exit.USAGE)
+    return CommandError(plain(message), returncode=Exit.USAGE)
 
 
 def refusal(message: str) -> CommandError:
     """An error about something that does not exist or is in no state for it."""
-    return CommandError(message, returncode=Exit.NOT_CHANGED)
+    return CommandError(plain(message), returncode=Exit.NOT_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ class Verb:
     """Something that can be asked for or done.
 
     ``path`` is how it is called, ``summary`` one sentence, ``states`` what it applies to where that is not everything,
-    ``examples`` what follows ``manage.py awa``. ``changes`` says that the setting ``READ_ONLY`` forbids it.
+    ``examples`` what follows ``manage.py awa``. ``changes`` says that the setting ``READ_ONLY`` forbids it, ``needs``
+    what has to be there: a schema that this release knows, a server whatever is on it, or nothing.
     """
 
     path: str
@@ -117,6 +121,7 @@ class Verb:
     examples: Sequence[str] = ()
     states: str = ""
     changes: bool = False
+    needs: Literal["schema", "server", "nothing"] = "schema"
     aliases: Sequence[str] = ()
 
     @property
@@ -151,10 +156,21 @@ def verb(
     return declare
 
 
-_COMMON = (
+#: Before the verb or after it.
+_EVERYWHERE = (
     argument("--json", action="store_true", dest="as_json", help="print one JSON document"),
     argument("--database", metavar="ALIAS", help="a database alias; default: the queue's, AWA['DATABASE']"),
-    argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="print no colours"),
+)
+_COMMON = (
+    *_EVERYWHERE,
+    argument("--no-color", action="store_true", help="print no colours"),
+    # Django's own, which people are used to write at the end.
+    argument("--force-color", action="store_true", help=argparse.SUPPRESS),
+    argument("--settings", help=argparse.SUPPRESS),
+    argument("--pythonpath", help=argparse.SUPPRESS),
+    argument("--traceback", action="store_true", help=argparse.SUPPRESS),
+    argument("--skip-checks", action="store_true", help=argparse.SUPPRESS),
+    argument("-v", "--verbosity", type=int, choices=range(4), help=argparse.SUPPRESS),
 )
 _COMMON_CHANGES = (
     argument("--yes", "-y", action="store_true", help="ask nothing; needed where nobody can be asked"),
@@ -163,6 +179,8 @@ _COMMON_CHANGES = (
 
 def add_verbs(parser: CommandParser) -> None:
     """Give the parser of the command its tree."""
+    for item in _EVERYWHERE:
+        parser.add_argument(*item.flags, **item.options)
     places: dict[str, Any] = {"": _subparsers(parser)}
     for found in VERBS.values():
         group = found.group
@@ -182,7 +200,41 @@ def add_verbs(parser: CommandParser) -> None:
 
 def _subparsers(parser: argparse.ArgumentParser) -> Any:
     # The overview in the description names them already.
-    return parser.add_subparsers(metavar="VERB", help=argparse.SUPPRESS)
+    return parser.add_subparsers(action=_Verbs, metavar="VERB", help=argparse.SUPPRESS)
+
+
+class _Words(UserDict[str, Any]):
+    """The words that may come next. argparse asks it what is allowed, and would refuse by listing them all."""
+
+    def __init__(self, parsers: dict[str, Any]) -> None:
+        self.data = parsers
+
+    def __contains__(self, word: object) -> bool:
+        return True
+
+
+class _Verbs(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The next word of a path; of one that is none the nearest are named."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.choices = _Words(self._name_parser_map)  # type: ignore[assignment]
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *rest: Any
+    ) -> None:
+        if values[0] not in self._name_parser_map:
+            raise argparse.ArgumentError(None, self._unknown(parser.prog, values[0]))
+        super().__call__(parser, namespace, values, *rest)
+
+    def _unknown(self, prog: str, word: str) -> str:
+        group = prog.split()[-1]
+        whole = word if group == "awa" else f"{group} {word}"
+        near = difflib.get_close_matches(word, self._name_parser_map, 1)
+        near = [f"{whole.removesuffix(word)}{each}" for each in near]
+        near += [path for path in VERBS if path.split()[-1] == word and path not in near]
+        guess = f"did you mean {' or '.join(f'`{each}`' for each in near)}? " if near else ""
+        return f"there is no verb `{whole}`; {guess}`manage.py awa` lists them all"
 
 
 def _add(place: Any, found: Verb) -> None:
@@ -196,8 +248,11 @@ def _add(place: Any, found: Verb) -> None:
         aliases=list(found.aliases),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for item in (*found.arguments, *(_COMMON_CHANGES if found.changes else ()), *_COMMON):
+    for item in (*found.arguments, *(_COMMON_CHANGES if found.changes else ())):
         leaf.add_argument(*item.flags, **item.options)
+    for item in _COMMON:
+        # What was said before the verb holds.
+        leaf.add_argument(*item.flags, **{**item.options, "default": argparse.SUPPRESS})
     leaf.set_defaults(verb=found, group=found.group)
 
 

@@ -8,13 +8,26 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from awa_django.errors import JobNotFound
 from awa_django.operations.desk import Desk
 from awa_django.operations.leading import leader_session
 from awa_django.operations.reading import JobRecord
 from awa_django.operations.runtimes import Runtime, RuntimeQueue, runtime_overview
+from awa_django.operations.words import span
 from awa_django.sql import statement
 
-__all__ = ["Case", "Why", "WhyReason", "case_of", "free_slots", "rate_limit", "serves"]
+__all__ = [
+    "Case",
+    "Why",
+    "WhyReason",
+    "absent",
+    "case_of",
+    "claims",
+    "free_slots",
+    "is_ours",
+    "rate_limit",
+    "serves",
+]
 
 
 class WhyReason(StrEnum):
@@ -70,7 +83,22 @@ class Case:
     #: Live workers that take no leave: those of the queue and plane, and all others.
     serving: tuple[tuple[Runtime, RuntimeQueue], ...]
     others: tuple[Runtime, ...]
+    #: Workers of the queue that finish what they run and claim no more, and those that went silent.
+    leaving: tuple[tuple[Runtime, RuntimeQueue], ...]
     silent: tuple[Runtime, ...]
+
+    @property
+    def doubt(self) -> str:
+        """That every worker of the queue is late to report and may be gone, in words; empty if one is not."""
+        late = [
+            runtime.last_seen_at
+            for runtime, _ in self.serving
+            if self.now - runtime.last_seen_at > 2 * runtime.snapshot_interval
+        ]
+        if not late or len(late) < len(self.serving):
+            return ""
+        them, they = ("it", "it") if len(late) == 1 else ("them", "they")
+        return f" But nothing was heard of {them} for {span(self.now - max(late))}: {they} may be gone."
 
     def answer(self, reason: WhyReason, sentence: str, hint: str = "", **facts: Any) -> Why:
         """The answer about this job."""
@@ -87,6 +115,7 @@ def case_of(at: Desk, record: JobRecord, using: str | None) -> Case:
     routing = at.planes[0].name
     serving: list[tuple[Runtime, RuntimeQueue]] = []
     others: list[Runtime] = []
+    leaving: list[tuple[Runtime, RuntimeQueue]] = []
     silent: list[Runtime] = []
     for runtime in runtime_overview(using=using).instances:
         mine = next((item for item in runtime.queues if item.queue == queue), None)
@@ -94,7 +123,8 @@ def case_of(at: Desk, record: JobRecord, using: str | None) -> Case:
             if mine is not None and not runtime.shutting_down:
                 silent.append(runtime)
         elif runtime.shutting_down:
-            continue
+            if mine is not None:
+                leaving.append((runtime, mine))
         elif mine is not None and serves(runtime, record.plane, routing):
             serving.append((runtime, mine))
         else:
@@ -109,7 +139,23 @@ def case_of(at: Desk, record: JobRecord, using: str | None) -> Case:
         leads=leader_session(at.cursor) is not None,
         serving=tuple(serving),
         others=tuple(others),
+        leaving=tuple(leaving),
         silent=tuple(silent),
+    )
+
+
+def absent(at: Desk, job_id: int) -> JobNotFound:
+    """Why there is no job with an id: nobody was given it yet, or its job is gone or not committed."""
+    at.cursor.execute(statement("control/diagnosis", "newest_id"), {})
+    (newest,) = at.cursor.fetchone() or (0,)
+    if job_id > newest:
+        there = f"ids here go up to {newest}" if newest else "no job was ever stored here"
+        return JobNotFound(
+            f"there is no job {job_id}: {there}, so it is one of another database (--database)"
+        )
+    return JobNotFound(
+        f"there is no job {job_id}: it has finished and is forgotten, or whoever enqueued it has not committed, or "
+        "took it back"
     )
 
 
@@ -133,6 +179,16 @@ def free_slots(runtime: Runtime, queue: RuntimeQueue) -> int | None:
     guaranteed = sum(int(item.config.get("min_workers") or 0) for item in runtime.queues)
     own = int(config.get("min_workers") or 0) - (queue.in_flight - (queue.overflow_held or 0))
     return max(own, 0) + max(in_all - guaranteed - lent, 0)
+
+
+def claims(runtime: Runtime) -> bool:
+    """Whether a process looks for jobs, by its last report."""
+    return runtime.poll_loop_alive and runtime.postgres_connected
+
+
+def is_ours(runtime: Runtime) -> bool:
+    """Whether a process is one of this package: others fail a job for good whose kind they do not know."""
+    return "awa-django" in runtime.version
 
 
 def rate_limit(queue: RuntimeQueue) -> float | None:

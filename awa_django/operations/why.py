@@ -11,13 +11,24 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from awa_django.conf import get_settings
+from awa_django.errors import JobNotFound
 from awa_django.jobs import UNKNOWN_KIND_KEY
 from awa_django.operations.activity import activity
-from awa_django.operations.case import Case, Why, WhyReason, case_of, free_slots, rate_limit
+from awa_django.operations.case import (
+    Case,
+    Why,
+    WhyReason,
+    absent,
+    case_of,
+    claims,
+    free_slots,
+    is_ours,
+    rate_limit,
+)
 from awa_django.operations.desk import Desk, one_look
 from awa_django.operations.reading import JobRecord, load_job
 from awa_django.operations.runtimes import Runtime
-from awa_django.operations.words import count, last_error, listed, moment, span
+from awa_django.operations.words import count, last_error, listed, moment, span, word
 from awa_django.sql import statement
 from awa_django.states import JobState
 
@@ -37,7 +48,10 @@ def why(job_id: int, *, using: str | None = None) -> Why:
     Reads small tables and the job's lane up to ten thousand jobs ahead of it.
     """
     with one_look(using) as at:
-        record = load_job(job_id, using=using)
+        try:
+            record = load_job(job_id, using=using)
+        except JobNotFound as error:
+            raise absent(at, job_id) from error
         if record.dead_letter is not None or record.job.state.is_terminal:
             return _ended(record)
         case = case_of(at, record, using)
@@ -103,7 +117,7 @@ def _deferred(case: Case) -> Why:
         hurry = f"Have it run at once with `manage.py awa job run {job.id}`."
         if case.paused:
             due += f"; queue {job.queue} is paused besides"
-            hurry = f"Let the queue work again with `manage.py awa queue resume {job.queue}`."
+            hurry = f"Let the queue work again with `manage.py awa queue resume {word(job.queue)}`."
         if job.state is JobState.RETRYABLE:
             return case.answer(
                 WhyReason.RETRYING,
@@ -168,13 +182,14 @@ def _marked(text: Any) -> datetime | None:
 def _paused(case: Case) -> Why:
     job = case.record.job
     by = f" by {case.paused_by}" if case.paused_by else ""
+    besides = "" if case.serving else " No live worker serves it besides."
     since = (
         f" since {moment(case.paused_at)}, for {span(case.now - case.paused_at)}" if case.paused_at else ""
     )
     return case.answer(
         WhyReason.PAUSED,
-        f"Queue {job.queue} is paused{by}{since}.",
-        f"Let it work again with `manage.py awa queue resume {job.queue}`.",
+        f"Queue {job.queue} is paused{by}{since}.{besides}",
+        f"Let it work again with `manage.py awa queue resume {word(job.queue)}`.",
         queue=job.queue,
         paused_by=case.paused_by,
         paused_at=case.paused_at,
@@ -188,16 +203,41 @@ def _blocked(case: Case) -> Why | None:
         return _paused(case)
     if not case.serving:
         return _unserved(case)
+    if not any(claims(runtime) for runtime, _ in case.serving):
+        unwell = [runtime for runtime, _ in case.serving]
+        said = "; ".join(f"{each.name} {' and '.join(each.troubles)}" for each in unwell[:3])
+        return case.answer(
+            WhyReason.NO_WORKER_FOR_QUEUE,
+            f"No worker of queue {job.queue} looks for jobs: {said}.",
+            "Look at its log, and start it again."
+            if len(unwell) == 1
+            else "Look at their logs, and start them again.",
+            queue=job.queue,
+            live_workers=len(unwell),
+            unwell=[each.name for each in unwell],
+        )
     if not any(job.kind in runtime.kinds for runtime, _ in case.serving):
         names = listed([runtime.name for runtime, _ in case.serving])
-        elsewhere = [runtime.name for runtime in case.others if job.kind in runtime.kinds]
+        able = [runtime for runtime in case.others if job.kind in runtime.kinds]
+        elsewhere = [runtime.name for runtime in able]
+        there = next((queue.queue for runtime in able for queue in runtime.queues), None)
+        foreign = [runtime.name for runtime, _ in case.serving if not is_ours(runtime)]
+        fate = (
+            f"fails it for good if it is {listed(foreign)}, and else puts it off"
+            if foreign
+            else "puts it off"
+        )
+        if foreign:
+            until = f"Until then `manage.py awa queue pause {word(job.queue)}` keeps it."
+        else:
+            until = "See `manage.py awa kinds`."
         return case.answer(
             WhyReason.NO_WORKER_FOR_KIND,
-            f"No live worker of queue {job.queue} ({names}) knows kind {job.kind!r}; whoever claims it puts it off.",
-            f"Workers of other queues know the kind ({listed(elsewhere)}): move the job with `manage.py awa job "
-            f"move`, or have one of them serve {job.queue}."
-            if elsewhere
-            else f"Deploy a worker that registers kind {job.kind!r}; see `manage.py awa kinds`.",
+            f"No live worker of queue {job.queue} ({names}) knows kind {job.kind!r}; whoever claims it {fate}.",
+            f"Workers of other queues know the kind ({listed(elsewhere)}): `manage.py awa job move --to {word(there)} "
+            f"{job.id}`, or have one of them serve {job.queue}."
+            if there is not None
+            else f"Deploy a worker that registers kind {job.kind!r}. {until}",
             kind=job.kind,
             workers=[runtime.name for runtime, _ in case.serving],
             known_by=elsewhere,
@@ -214,7 +254,7 @@ def _blocked(case: Case) -> Why | None:
         f"The workers of queue {job.queue} claim nothing: their max_workers is 0."
         if idle
         else f"{'The worker' if number == 1 else f'All {number} workers'} of queue {job.queue} "
-        f"{'has' if number == 1 else 'have'} no free slot: {running} of its jobs run.",
+        f"{'has' if number == 1 else 'have'} no free slot: {running} of its jobs run.{case.doubt}",
         "Give the queue max_workers above 0."
         if idle
         else "Wait, start another worker, or raise max_workers (GLOBAL_MAX_WORKERS where queues share slots).",
@@ -232,25 +272,30 @@ def _unserved(case: Case) -> Why:
         return case.answer(
             WhyReason.STORAGE_TRANSITION,
             f"It lies in {here}, while new jobs go to {there}, and no live worker of queue {job.queue} drains {here}.",
-            f"Start `manage.py awa_worker --queue {job.queue} --role {role}` until `manage.py awa storage status` "
-            "says that nothing is left.",
+            f"Start `manage.py awa_worker --queue {word(job.queue)} --role {role}` until "
+            "`manage.py awa storage status` says that nothing is left.",
             routing=case.routing,
             **facts,
         )
     served = sorted({queue.queue for runtime in case.others for queue in runtime.queues})
-    lost = f" ({case.silent[0].name} did until {moment(case.silent[0].last_seen_at)})" if case.silent else ""
+    lost = ""
+    if case.leaving:
+        left = listed([runtime.name for runtime, _ in case.leaving])
+        lost = f" ({left}, which did, {'is' if len(case.leaving) == 1 else 'are'} shutting down)"
+    elif case.silent:
+        lost = f" ({case.silent[0].name} did until {moment(case.silent[0].last_seen_at)})"
     if not case.others:
         return case.answer(
             WhyReason.NO_WORKER_FOR_QUEUE,
             f"No worker is running{lost}.",
-            f"Start one: `manage.py awa_worker --queue {job.queue}`.",
+            f"Start one: `manage.py awa_worker --queue {word(job.queue)}`.",
             live_workers=0,
             **facts,
         )
     return case.answer(
         WhyReason.NO_WORKER_FOR_QUEUE,
         f"No live worker serves queue {job.queue}{lost}; those there are serve {listed(served, 5) or 'none'}.",
-        f"Start one: `manage.py awa_worker --queue {job.queue}`, or add it to AWA['QUEUES'].",
+        f"Start one: `manage.py awa_worker --queue {word(job.queue)}`, or add it to AWA['QUEUES'].",
         live_workers=len(case.others),
         served=served,
         **facts,
@@ -285,6 +330,14 @@ def _queued(at: Desk, case: Case, using: str | None) -> Why:
     }
     least = "at least " if ahead >= COUNT_UP_TO else ""
     many = f"{least}{count(ahead, 'job')}"
+    if not ahead and limited is not None and limited < 1:
+        return case.answer(
+            WhyReason.RATE_LIMITED,
+            f"It is the next of queue {job.queue}, of which workers start one in "
+            f"{span(timedelta(seconds=1 / limited))} at most.",
+            "Raise the queue's rate_limit.",
+            **facts,
+        )
     if ahead and limited is not None:
         return case.answer(
             WhyReason.RATE_LIMITED,
@@ -305,7 +358,8 @@ def _queued(at: Desk, case: Case, using: str | None) -> Why:
     return case.answer(
         WhyReason.NEXT,
         f"It is the next of queue {job.queue}: a worker has a free slot and claims it any moment"
-        + (f", though it has waited for {span(waited)}." if stuck else "."),
+        + (f", though it has waited for {span(waited)}." if stuck else ".")
+        + case.doubt,
         "Ask again; if it stays, somebody's open transaction may hold its lane, or the worker hangs: "
         "`manage.py awa doctor`."
         if stuck
@@ -328,7 +382,7 @@ def _running(case: Case) -> Why:
     record, job = case.record, case.record.job
     settings = get_settings()
     seen = max(filter(None, (record.heartbeat_at, job.attempted_at)), default=None)
-    holders = [runtime for runtime, queue in case.serving if queue.in_flight]
+    holders = [runtime for runtime, queue in (*case.serving, *case.leaving) if queue.in_flight]
     facts: dict[str, Any] = {
         "attempt": job.attempt,
         "run_lease": job.run_lease,
@@ -386,7 +440,9 @@ def _running(case: Case) -> Why:
 def _holder(case: Case, holders: Sequence[Runtime]) -> str:
     """Who may hold a running job: attempts do not say, but workers say what they run."""
     queue = case.record.job.queue
-    match [runtime.name for runtime in holders]:
+    match [
+        runtime.name + (", which is shutting down" if runtime.shutting_down else "") for runtime in holders
+    ]:
         case []:
             return f"though no live worker says that it runs jobs of queue {queue}"
         case [only]:

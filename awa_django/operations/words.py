@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from awa_django.jobs import Job
 from awa_django.redaction import shown
 
-__all__ = ["count", "error_text", "last_error", "listed", "moment", "span"]
+__all__ = ["count", "error_text", "last_error", "listed", "moment", "span", "word"]
 
 
 def span(time: timedelta | float) -> str:
@@ -31,6 +32,11 @@ def moment(at: datetime | None) -> str:
 def count(number: int, thing: str, things: str | None = None) -> str:
     """A number of things, such as ``1,240 jobs``."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def word(name: str) -> str:
+    """A name as one word of a command line that people copy: who enqueues a job says what its queue is called."""
+    return shlex.quote(name)
 
 
 def listed(names: Sequence[object], most: int = 3) -> str:

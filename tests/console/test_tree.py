@@ -8,13 +8,19 @@ import shlex
 from functools import cache
 
 import pytest
+from django.core.management.base import BaseCommand
 
+from awa_django import __version__
+from awa_django.conf import get_settings
 from awa_django.console.exits import EXIT_CODES, Exit
 from awa_django.console.text import length
 from awa_django.console.tree import GROUPS, VERBS, Verb
+from awa_django.errors import ConfigurationError
+from awa_django.management.commands import awa_sql, awa_worker
 from awa_django.management.commands.awa import Command
 from awa_django.operations import WhyReason
 from awa_django.operations.doctor import CHECKS
+from awa_django.worker.exit_codes import Exit as WorkerExit
 from tests.console.calling import awa
 from tests.documents import ROOT
 
@@ -43,6 +49,36 @@ def test_a_bare_command_and_a_bare_group_print_what_there_is() -> None:
     some = awa("queue")
     assert "queue drain" in some.out
     assert "job cancel" not in some.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "guess"),
+    [
+        ("statsu", "there is no verb `statsu`; did you mean `status`?"),
+        ("job lst", "there is no verb `job lst`; did you mean `job list`?"),
+        ("cancel 5", "did you mean `batch cancel` or `job cancel`?"),
+        ("batch-ops submitt", "did you mean `batch submit`?"),
+        ("frobnicate", "there is no verb `frobnicate`; `manage.py awa` lists them all"),
+    ],
+)
+def test_a_verb_that_there_is_not_names_the_nearest(typed: str, guess: str) -> None:
+    said = awa(*typed.split())
+    assert said.code == 1  # 2 as a process, where argparse ends it
+    assert guess in said.err
+
+
+def test_options_of_every_command_are_taken_before_the_verb_and_after_it() -> None:
+    before = _parser().parse_args(shlex.split("--json --database other --traceback dlq depth"))
+    after = _parser().parse_args(
+        shlex.split(
+            "dlq depth --json --database other --traceback --settings s --pythonpath p -v 0 --skip-checks"
+        )
+    )
+    for parsed in (before, after):
+        assert (parsed.as_json, parsed.database, parsed.traceback) == (True, "other", True)
+    assert (after.settings, after.pythonpath, after.verbosity, after.skip_checks) == ("s", "p", 0, True)
+    bare = _parser().parse_args(["dlq", "depth"])
+    assert (bare.as_json, bare.database, bare.traceback, bare.verbosity) == (False, None, False, 1)
 
 
 def test_the_overview_fits_the_page_and_cuts_no_sentence() -> None:
@@ -109,6 +145,30 @@ def test_help_fits_the_page(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None
     examples = {f"  manage.py awa {example}" for example in verb.examples}
     for line in leaf(verb).format_help().splitlines():
         assert length(line) <= 80 or line in examples, line
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(awa_worker.Command(), "awa_worker"), (awa_sql.Command(), "awa_sql")]
+)
+def test_help_of_the_other_commands_fits_the_page_too(
+    command: BaseCommand, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = command.create_parser("manage.py", name).format_help()
+    assert [line for line in text.splitlines() if length(line) > 80] == []
+    assert f"  manage.py {name} --" in text
+    assert "default: None" not in text
+    assert command.get_version() == __version__
+
+
+def test_every_exit_code_of_a_worker_is_explained() -> None:
+    text = awa_worker.Command().create_parser("manage.py", "awa_worker").format_help()
+    assert re.findall(r"^  (\d)  ", text, re.MULTILINE) == [str(int(code)) for code in WorkerExit]
+
+
+def test_a_queue_with_a_colon_and_no_number_is_not_taken_for_a_name() -> None:
+    with pytest.raises(ConfigurationError, match="Say mail:20, or leave the colon out"):
+        awa_worker.Command._queues(get_settings(), {"queues": ["mail:"], "threads": None})
 
 
 def test_the_page_about_the_command_line_has_every_verb_and_exit_code() -> None:

@@ -21,6 +21,7 @@ from awa_django.signatures import sign
 from tests import stored
 from tests.console.calling import awa, document
 from tests.test_operations import added, in_state
+from tests.test_operator_reads import canonical
 
 pytestmark = pytest.mark.django_db
 
@@ -82,6 +83,8 @@ def status() -> None:
     said = awa("status")
     assert "dead letters         1" in said.out
     assert "! 1 queue is paused: q." in said.out
+    runtime(hostname="web-1", queues=[{"queue": "mail", "config": {"max_workers": 5}}])
+    assert "No worker serves 1 queue with jobs: q." in document("status")["attention"]
 
 
 @case
@@ -191,6 +194,22 @@ def job_show() -> None:
     assert '"order": 7' in said
     assert "hunter2" not in said + json.dumps(found)
     assert "\x1b" not in said
+    twice = added()
+    first, last = (
+        {"attempt": 1, "at": "2026-03-01T09:00:00Z", "error": "OSError: gone\nTraceback"},
+        {"attempt": 2, "at": "?", "error": "ValueError: no\nTraceback:\n\tFile \x1b[31m", "terminal": True},
+    )
+    stored.run(
+        "UPDATE awa.ready_entries SET payload = jsonb_build_object('errors', %s::jsonb) WHERE job_id = %s",
+        json.dumps([first, last]),
+        twice,
+    )
+    shown = awa("job", "show", twice).out
+    assert "errors    2, the last: ValueError: no\n" in shown
+    assert "attempt 1, 2026-03-01 09:00:00 UTC" in shown
+    assert "ago): OSError: gone\n" in shown
+    assert "  attempt 2, for good:\n    ValueError: no\n    Traceback:\n        File \\x1b[31m\n" in shown
+    assert f"job dump-run {twice} --attempt N" in shown
 
 
 @case
@@ -293,6 +312,8 @@ def dlq_list() -> None:
     rest = document("dlq", "list", "--after", page["next"])
     assert {job["id"] for job in page["jobs"] + rest["jobs"]} == set(ids)
     assert (len(page["jobs"]), rest["next"]) == (2, None)
+    at, _, before = page["next"].partition("/")
+    assert document("dlq", "list", "--before-id", before, "--before-dlq-at", at) == rest
     assert page["jobs"][0]["dlq"]["reason"] == "terminal_error"
     assert "terminal_error" in awa("dlq", "list").out
     assert awa("dlq", "list", "--kind", "none").out == "No dead letter matches.\n"
@@ -625,7 +646,7 @@ def storage_status() -> None:
 def storage_prepare() -> None:
     said = awa("storage", "prepare")
     assert said.code == 3
-    assert said.err == "cannot prepare yet; queue storage is in force already; there is nothing to prepare"
+    assert said.err == "cannot prepare: queue storage is in force already; there is nothing to prepare"
     stored.use_canonical()
     assert document("storage", "prepare")["state"] == "prepared"
     assert "Before `storage enter-mixed`:" in awa("storage", "prepare").out
@@ -649,7 +670,16 @@ def storage_finalize() -> None:
     _prepared()
     document("storage", "enter-mixed")
     assert awa("storage", "finalize").code == 2
-    assert "mixed_transition -> active" in awa("storage", "finalize", "--yes").out
+    assert awa("storage", "finalize", "--check").code == 0
+    canonical()
+    said = awa("storage", "finalize", "--check")
+    assert (said.code, "Before `storage finalize`" in said.out) == (3, True)
+    assert awa("storage", "finalize", "--yes", "--wait", "0s").code == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", lambda seconds: stored.run("DELETE FROM awa.jobs_hot"))
+        said = awa("storage", "finalize", "--yes", "--wait")
+    assert (said.code, said.err.startswith("waiting: ")) == (0, True)
+    assert "mixed_transition -> active" in said.out
 
 
 @case

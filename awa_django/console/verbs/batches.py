@@ -10,7 +10,18 @@ from typing import Any
 from awa_django import operations
 from awa_django.console.documents import batch_document, document
 from awa_django.console.screen import Answer, Column, Screen, done
-from awa_django.console.selection import FILTERS, duration, filter_of, limit, moment_ago, positive, words_of
+from awa_django.console.selection import (
+    FILTERS,
+    duration,
+    filter_of,
+    job_id,
+    limit,
+    moment_ago,
+    note_strangers,
+    positive,
+    said,
+    words_of,
+)
 from awa_django.console.text import ago, clip, count, instant
 from awa_django.console.tree import Argument, Call, argument, usage, verb
 from awa_django.console.verbs.changing import batch_answer, follow, matching
@@ -27,7 +38,7 @@ _CHANGE: tuple[Argument, ...] = (
         help=f"what is done: {', '.join(name.replace('_', '-') for name in CHANGES)}",
     ),
     *FILTERS,
-    argument("--id", dest="ids", action="append", type=int, metavar="ID", help="jobs with these ids"),
+    argument("--id", dest="ids", action="append", type=job_id, metavar="ID", help="jobs with these ids"),
     argument("--all", action="store_true", help="every job, where no option says which"),
     argument("--to", metavar="QUEUE", help="move-queue, redrive: the queue they go to"),
     argument(
@@ -94,11 +105,11 @@ def _change(call: Call) -> BatchChange:
 def _filter(call: Call) -> JobFilter | Mapping[str, Any]:
     chosen = filter_of(call)
     if call["filter"] is None:
-        return chosen
+        return said(chosen, call)
     if not chosen.is_empty:
         raise usage("--filter and the options that choose jobs say the same: drop one of them")
     found: dict[str, Any] = call["filter"]
-    return found or JobFilter()
+    return found or said(JobFilter(), call)
 
 
 @verb(
@@ -211,6 +222,8 @@ def preview(call: Call) -> Answer:
         screen.say(f"It would match {least}{count(found.total_matched, 'job')}.")
         if found.sample:
             screen.say(f"for example {', '.join(map(str, found.sample))}")
+        if not found.total_matched:
+            note_strangers(call)
 
     return Answer(document(found), show)
 

@@ -59,7 +59,8 @@ def _payload(call: Call) -> Any:
     source = "--payload"
     try:
         if text == "-":
-            source, text = "standard input", call.screen.stdin.read()
+            source = "standard input"
+            text = call.screen.stdin.read() if call.screen.stdin else ""
         elif text.startswith("@"):
             source = text[1:]
             text = Path(source).read_text(encoding="utf-8")
@@ -260,6 +261,7 @@ def _secret() -> bytes:
     "callback sign",
     "Print the signature that a receiver asks for; made with the first secret.",
     arguments=(_ID,),
+    needs="nothing",
     examples=("callback sign 0e3cd8a4-1c5b-4f0a-9a53-6c6c0f3a2f7e",),
 )
 def sign_id(call: Call) -> Answer:
@@ -287,6 +289,7 @@ def sign_id(call: Call) -> Answer:
             help=f"the path before the id; default {DEFAULT_PATH_PREFIX}",
         ),
     ),
+    needs="nothing",
     examples=("callback url 0e3cd8a4-1c5b-4f0a-9a53-6c6c0f3a2f7e complete --base https://shop.example",),
 )
 def url(call: Call) -> Answer:

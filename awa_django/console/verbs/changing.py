@@ -12,7 +12,7 @@ from awa_django import operations
 from awa_django.console.documents import batch_document, changed_document
 from awa_django.console.exits import Exit
 from awa_django.console.screen import Answer, Screen
-from awa_django.console.selection import FILTERS, IDS, selection_of, words_of
+from awa_django.console.selection import FILTERS, IDS, note_strangers, selection_of, words_of
 from awa_django.console.text import count
 from awa_django.console.tree import Argument, Call, argument, usage, verb
 from awa_django.operations import BatchChange, BatchOperation, BatchState, Changed, JobFilter, Selection
@@ -85,7 +85,7 @@ def _run(change: Change, call: Call) -> Answer:
             meant, chosen, submitted_by=call.by, allow_all=call["all"], using=call.using
         )
         return batch_answer(follow(operation, call) if call["wait"] else operation)
-    return answer_of(change.now(call, selection), change.did, change.things)
+    return answer_of(change.now(call, selection), change.did, change.things, call=call)
 
 
 def _how_many(meant: BatchChange, selection: list[int] | JobFilter, call: Call) -> str:
@@ -102,12 +102,14 @@ def matching(meant: BatchChange, chosen: JobFilter | Mapping[str, Any], call: Ca
     return f" ({least}{count(found.total_matched, 'match', 'match')})"
 
 
-def answer_of(changed: Changed, did: str, things: str = "job") -> Answer:
+def answer_of(changed: Changed, did: str, things: str = "job", *, call: Call) -> Answer:
     """What people and programs are told about a change; jobs that were skipped make the exit code 3."""
 
     def show(screen: Screen) -> None:
         paint = screen.style.SUCCESS if changed.count else None
         screen.say(f"{count(changed.count, things)} {did}.", paint)
+        if not (changed.count or changed.skipped):
+            note_strangers(call)
         for item in changed.skipped[:_NAMED]:
             screen.say(f"not changed: {item}", screen.style.WARNING)
         rest = Counter(item.reason.value.replace("_", " ") for item in changed.skipped[_NAMED:])

@@ -12,7 +12,7 @@ from django.utils.dateparse import parse_datetime
 from awa_django import operations
 from awa_django.console.documents import document, job_document
 from awa_django.console.screen import Answer, Column, Screen
-from awa_django.console.selection import duration, filter_of, filters, limit
+from awa_django.console.selection import duration, filter_of, filters, limit, moment, note_strangers
 from awa_django.console.text import ago, count
 from awa_django.console.tree import Call, argument, usage, verb
 from awa_django.console.verbs.changing import Change, declare
@@ -23,15 +23,27 @@ from awa_django.operations.words import last_error
 _OF_ALL = filters("kind", "queue", "tag")
 
 
+#: The same place as other clients spell it.
+_SPELLED = (
+    argument(
+        "--before-id",
+        type=int,
+        metavar="ID",
+        help="instead of --after, with --before-dlq-at: before this job",
+    ),
+    argument("--before-dlq-at", type=moment, metavar="TIME", help="and before this time"),
+)
+
+
 def _place(text: str) -> tuple[datetime, int]:
     at, _, job_id = text.rpartition("/")
     try:
-        moment = parse_datetime(at)
+        died = parse_datetime(at)
     except ValueError:
-        moment = None
-    if moment is None or timezone.is_naive(moment) or not job_id.isdecimal():
+        died = None
+    if died is None or timezone.is_naive(died) or not job_id.isdecimal():
         raise argparse.ArgumentTypeError(f"the place that a page ended with is needed, not {text!r}")
-    return moment, int(job_id)
+    return died, int(job_id)
 
 
 @verb(
@@ -42,14 +54,18 @@ def _place(text: str) -> tuple[datetime, int]:
         *_OF_ALL,
         limit(20),
         argument("--after", type=_place, metavar="PLACE", help=POSITION_HELP),
+        *_SPELLED,
         PAYLOADS,
     ),
     examples=("dlq list --queue mail", "dlq list --kind send_receipt --limit 100 --json"),
 )
 def list_dead_letters(call: Call) -> Answer:
-    found = operations.dead_letters(
-        filter_of(call), after=call["after"], limit=call["limit"] + 1, using=call.using
-    )
+    after = call["after"]
+    if call["before_id"] is not None or call["before_dlq_at"] is not None:
+        if after is not None or None in (call["before_id"], call["before_dlq_at"]):
+            raise usage("--before-id and --before-dlq-at say a place together, instead of --after")
+        after = call["before_dlq_at"], call["before_id"]
+    found = operations.dead_letters(filter_of(call), after=after, limit=call["limit"] + 1, using=call.using)
     page = found[: call["limit"]]
     following = None
     if len(found) > len(page):
@@ -60,6 +76,7 @@ def list_dead_letters(call: Call) -> Answer:
             _table(screen, page)
         else:
             screen.say("No dead letter matches.")
+            note_strangers(call)
         screen.more(following)
 
     return Answer(
@@ -93,7 +110,7 @@ def _table(screen: Screen, records: Sequence[JobRecord]) -> None:
                 record.job.kind,
                 ago(_dead(record).at, screen.now),
                 _dead(record).reason or "-",
-                last_error(record.job) or "-",
+                (last_error(record.job) or "-").partition("\n")[0],
             )
             for record in records
         ],
@@ -127,23 +144,16 @@ def depth(call: Call) -> Answer:
     return Answer({"total": total, "queues": by_queue}, show)
 
 
-def _time(text: str) -> datetime:
-    try:
-        given = parse_datetime(text)
-    except ValueError:
-        given = None
-    if given is None:
-        raise argparse.ArgumentTypeError(f"a time such as 2026-03-01T09:30 is needed, not {text!r}")
-    return timezone.make_aware(given) if timezone.is_naive(given) else given
-
-
 def _redrive(call: Call) -> Redrive:
     if call["at"] is not None and call["delay"] is not None:
         raise usage("--at and --in both say when: drop one of them")
     run_at: datetime | None = call["at"]
     delay: timedelta | None = call["delay"]
     if delay is not None:
-        run_at = timezone.now() + delay
+        try:
+            run_at = timezone.now() + delay
+        except OverflowError:
+            raise usage("--in: no calendar goes that far") from None
     return Redrive(run_at=run_at, priority=call["priority"], queue=call["to"])
 
 
@@ -168,7 +178,7 @@ declare(
         now=_retry,
         later=_redrive,
         arguments=(
-            argument("--at", type=_time, metavar="TIME", help="not before this time"),
+            argument("--at", type=moment, metavar="TIME", help="not before this time"),
             argument(
                 "--in", dest="delay", type=duration, metavar="SPAN", help="not before so long, such as 15m"
             ),

@@ -14,6 +14,7 @@ from awa_django.console.tree import Call, argument, verb
 from awa_django.db import postgres
 from awa_django.enqueue import queue_alias
 from awa_django.operations import Runtime
+from awa_django.operations.words import listed
 from awa_django.registry import registry
 from awa_django.states import JobState
 
@@ -35,6 +36,9 @@ def status(call: Call) -> Answer:
         (queue for queue in queues if queue.lag_seconds), key=lambda q: q.lag_seconds or 0, default=None
     )
     attention = list(fleet.attention)
+    unserved = [queue.queue for queue in queues if queue.lag_seconds is not None and not queue.served]
+    if unserved and fleet.live > stopping:
+        attention.append(f"No worker serves {count(len(unserved), 'queue')} with jobs: {listed(unserved)}.")
     if paused:
         attention.append(f"{count(len(paused), 'queue is', 'queues are')} paused: {', '.join(paused)}.")
     if counts.dead:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 from awa_django import operations
 from awa_django.console.documents import document
 from awa_django.console.exits import Exit
 from awa_django.console.screen import Answer, Screen
-from awa_django.console.selection import duration
+from awa_django.console.selection import duration, job_id
 from awa_django.console.text import count, pad
 from awa_django.console.tree import Call, argument, verb
 from awa_django.console.verbs.jobs import state_of
-from awa_django.operations import Level
+from awa_django.errors import ConfigurationError
+from awa_django.operations import Finding, Level
 
 
 @verb(
     "why",
     "Say why a job is not running: the one reason that counts now, and what can be done.",
     states="jobs in any state, dead letters too",
-    arguments=(argument("id", type=int, metavar="ID", help="the job's id"),),
+    arguments=(argument("id", type=job_id, metavar="ID", help="the job's id"),),
     examples=("why 4711", "why 4711 --json"),
 )
 def why(call: Call) -> Answer:
@@ -59,10 +61,14 @@ def why(call: Call) -> Answer:
             help="how long one look may take, such as 30s; default 5s",
         ),
     ),
+    needs="server",
     examples=("doctor", "doctor --json"),
 )
 def doctor(call: Call) -> Answer:
-    findings = operations.doctor(using=call.using, timeout=call["timeout"])
+    try:
+        findings = operations.doctor(using=call.using, timeout=call["timeout"])
+    except ConfigurationError as error:  # this role may not look into the schema
+        findings = [Finding("schema", Level.ERROR, str(error))]
     levels = Counter(finding.level for finding in findings)
 
     def show(screen: Screen) -> None:
@@ -72,14 +78,17 @@ def doctor(call: Call) -> Answer:
             Level.ERROR: screen.style.ERROR,
             Level.SKIPPED: screen.style.NOTICE,
         }
-        for finding in findings:
-            label = pad(finding.level.value, 8)
-            lines = screen.wrapped(f"{finding.check}: {finding.sentence}", indent=" " * 9)
-            screen.out.write(f"{paints[finding.level](label)} {lines[0].lstrip()}")
+        for (level, sentence, hint), same in groupby(
+            findings, key=lambda each: (each.level, each.sentence, each.hint)
+        ):
+            label = pad(level.value, 8)
+            names = ", ".join(finding.check for finding in same)
+            lines = screen.wrapped(f"{names}: {sentence}", indent=" " * 9)
+            screen.out.write(f"{paints[level](label)} {lines[0].lstrip()}")
             for line in lines[1:]:
                 screen.out.write(line)
-            if finding.hint:
-                for line in screen.wrapped(f"-> {finding.hint}", indent=" " * 9):
+            if hint:
+                for line in screen.wrapped(f"-> {hint}", indent=" " * 9):
                     screen.out.write(line)
         screen.say(
             f"{count(levels[Level.ERROR], 'error')}, {count(levels[Level.WARNING], 'warning')}, "

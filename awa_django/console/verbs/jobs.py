@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from awa_django import operations
 from awa_django.console.documents import document, job_document
 from awa_django.console.screen import Answer, Column, Screen
-from awa_django.console.selection import FILTERS, filter_of, limit
-from awa_django.console.text import ago, instant
+from awa_django.console.selection import FILTERS, filter_of, job_id, limit, note_strangers
+from awa_django.console.text import ago, clip, instant
 from awa_django.console.tree import Argument, Call, argument, usage, verb
 from awa_django.console.verbs.changing import Change, answer_of, declare
 from awa_django.operations import (
@@ -26,7 +30,7 @@ from awa_django.operations import (
     Selection,
     SetPriority,
 )
-from awa_django.operations.words import last_error
+from awa_django.operations.words import error_text, last_error
 from awa_django.redaction import shown
 from awa_django.states import JobState
 
@@ -38,7 +42,9 @@ PAYLOADS = argument(
     help="with --json: also args, metadata, errors and progress, as far as they may be shown",
 )
 POSITION_HELP = "go on after this place, which the page before ends with"
-_JOB = argument("id", type=int, metavar="ID", help="the job's id")
+#: Seconds in which a list looks for its first job.
+_PATIENCE = 3.0
+_JOB = argument("id", type=job_id, metavar="ID", help="the job's id")
 
 
 def state_of(record: JobRecord) -> str:
@@ -120,16 +126,30 @@ def _place(position: Position | None) -> str | None:
     ),
 )
 def list_jobs(call: Call) -> Answer:
-    page = operations.list_jobs(filter_of(call), after=call["after"], limit=call["limit"], using=call.using)
+    page = _first_page(call)
 
     def show(screen: Screen) -> None:
         if page.jobs:
             job_table(screen, page.jobs)
         elif page.next is None:
             screen.say("No job matches.")
+            note_strangers(call)
+        else:
+            screen.say(f"No job matches among those from id {page.next.job_id} on.")
+            note_strangers(call)
         screen.more(_place(page.next))
 
     return Answer(_page(page, payloads=call["show_payloads"]), show)
+
+
+def _first_page(call: Call) -> Page:
+    """The next page that has something: a search that finds little among many is broken off, and here gone on with."""
+    after, until = call["after"], time.monotonic() + _PATIENCE
+    while True:
+        page = operations.list_jobs(filter_of(call), after=after, limit=call["limit"], using=call.using)
+        if page.jobs or page.next is None or time.monotonic() > until:
+            return page
+        after = page.next
 
 
 def _page(page: Page, *, payloads: bool) -> dict[str, Any]:
@@ -175,7 +195,9 @@ def _show(screen: Screen, record: JobRecord) -> None:
             "tags": ", ".join(job.tags) or None,
             "unique key": job.unique_key and job.unique_key.hex(),
             "plane": record.plane.replace("_", " "),
-            "errors": f"{len(job.errors)}, the last: {last_error(job)}" if job.errors else None,
+            "errors": f"{len(job.errors)}, the last: {_error_lines(last_error(job))[0]}"
+            if job.errors
+            else None,
         }
     )
     if record.is_unreadable:
@@ -186,10 +208,45 @@ def _show(screen: Screen, record: JobRecord) -> None:
     for title, value in (
         ("metadata", shown(job.kind, "metadata", job.metadata) if job.metadata else None),
         ("progress", shown(job.kind, "progress", job.progress) if job.progress is not None else None),
-        ("errors", shown(job.kind, "errors", list(job.errors)) if job.errors else None),
     ):
         if value is not None:
             screen.block(title, value)
+    if job.errors:
+        _show_errors(screen, record)
+
+
+def _show_errors(screen: Screen, record: JobRecord) -> None:
+    """Error entries in their order: the last one whole, with its traceback, of the others the first line."""
+    job = record.job
+    screen.say("errors", screen.style.MIGRATE_HEADING)
+    *earlier, last = [shown(job.kind, "errors", entry) for entry in job.errors]
+    for entry in earlier:
+        (line, *_) = _error_lines(entry)
+        screen.say(clip(f"  {_error_title(entry, screen)}: {line}", screen.width))
+    screen.say(f"  {_error_title(last, screen)}:")
+    for line in _error_lines(last):
+        screen.say(f"    {line}")
+    if earlier:
+        screen.say(f"Earlier ones are whole in `manage.py awa job dump-run {job.id} --attempt N`.")
+
+
+def _error_lines(entry: object) -> list[str]:
+    text = error_text(entry)
+    return (json.dumps(entry, default=str) if text is None else text).expandtabs(4).splitlines() or [""]
+
+
+def _error_title(entry: object, screen: Screen) -> str:
+    if not isinstance(entry, Mapping):
+        return "an error"
+    attempt = entry.get("attempt")
+    said = ["an error" if attempt is None else f"attempt {attempt}"]
+    with suppress(
+        ValueError, OverflowError
+    ):  # another client's, without a time or with one that only it can read
+        said.append(instant(datetime.fromisoformat(str(entry.get("at"))).astimezone(UTC), screen.now))
+    if entry.get("terminal") is True:
+        said.append("for good")
+    return ", ".join(said)
 
 
 def _dumped(found: dict[str, Any]) -> Answer:
@@ -340,6 +397,5 @@ def retry_failed(call: Call) -> Answer:
     call.confirm(
         f"retry all failed jobs of {'kind ' + call['kind'] if call['kind'] else 'queue ' + call['queue']}"
     )
-    return answer_of(
-        operations.retry_failed(kind=call["kind"], queue=call["queue"], using=call.using), "to run again"
-    )
+    changed = operations.retry_failed(kind=call["kind"], queue=call["queue"], using=call.using)
+    return answer_of(changed, "to run again", call=call)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from awa_django import operations
 from awa_django.console.documents import document
 from awa_django.console.exits import Exit
 from awa_django.console.screen import Answer, Column, Screen, done
-from awa_django.console.selection import positive
+from awa_django.console.selection import note_strangers
 from awa_django.console.text import ago, count, short, span
 from awa_django.console.tree import Call, argument, verb
 from awa_django.operations import Counts, QueueOverview
@@ -131,12 +132,17 @@ def _figures(counts: Counts) -> dict[str, Any]:
     changes=True,
 )
 def pause(call: Call) -> Answer:
+    known = operations.known_queues(using=call.using)
     for name in call["queues"]:
         operations.pause(name, call.by, using=call.using)
 
     def show(screen: Screen) -> None:
         for name in call["queues"]:
             screen.say(f"queue {name} is paused by {call.by}.", screen.style.SUCCESS)
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                guess = f"; did you mean {near[0]}?" if near else "."
+                screen.note(f"queue {name} has no jobs and no workers so far{guess}", screen.style.WARNING)
 
     return Answer({"paused": list(call["queues"]), "by": call.by}, show)
 
@@ -178,10 +184,13 @@ def resume(call: Call) -> Answer:
 def drain(call: Call) -> Answer:
     call.confirm(f"cancel every job of queue {call['queue']} that nobody runs")
     cancelled = operations.drain(call["queue"], using=call.using)
-    return done(
-        {"queue": call["queue"], "cancelled": cancelled},
-        f"{count(cancelled, 'job')} of queue {call['queue']} cancelled.",
-    )
+
+    def show(screen: Screen) -> None:
+        screen.say(f"{count(cancelled, 'job')} of queue {call['queue']} cancelled.", screen.style.SUCCESS)
+        if not cancelled:
+            note_strangers(call)
+
+    return Answer({"queue": call["queue"], "cancelled": cancelled}, show)
 
 
 @verb(
@@ -191,7 +200,7 @@ def drain(call: Call) -> Answer:
         _NAME,
         argument(
             "shards",
-            type=positive,
+            type=int,
             metavar="N",
             help="lanes of each priority, 1 to 64; order holds within one",
         ),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from awa_django import storage
 from awa_django.console.documents import storage_document
+from awa_django.console.exits import Exit
 from awa_django.console.screen import Answer, Screen
+from awa_django.console.selection import duration
 from awa_django.console.text import instant
 from awa_django.console.tree import Call, argument, verb
-from awa_django.storage import StorageStatus
+from awa_django.storage import Step, StorageStatus
 
 #: What the next step is called here.
+#: Seconds between two looks at what stands in the way.
+_LOOK = 2.0
 _COMMANDS = {"prepare": "prepare", "enter_mixed": "enter-mixed", "finalize": "finalize"}
 
 
@@ -100,12 +106,46 @@ def enter_mixed(call: Call) -> Answer:
 @verb(
     "storage finalize",
     "End the move; needs every canonical job finished, and there is no way back.",
-    examples=("storage finalize --yes",),
+    arguments=(
+        argument(
+            "--check", action="store_true", help="only say whether it could be ended now; answers 3 if not"
+        ),
+        argument(
+            "--wait",
+            nargs="?",
+            type=duration,
+            const=timedelta.max,
+            metavar="SPAN",
+            help="wait until nothing stands in the way, for so long at most, such as 2h",
+        ),
+    ),
+    examples=("storage finalize --check", "storage finalize --yes --wait 2h"),
     changes=True,
 )
 def finalize(call: Call) -> Answer:
+    found = storage.status(using=call.using)
+    blockers = found.blockers_of(Step.FINALIZE)
+    if call["check"]:
+        return Answer(
+            storage_document(found),
+            lambda screen: _show(screen, found),
+            Exit.NOT_CHANGED if blockers else Exit.DONE,
+        )
     call.confirm("end the move to queue storage, from which there is no way back")
+    if call["wait"] is not None and found.state == "mixed_transition":
+        _wait(call, blockers)
     return _step(call, storage.finalize)
+
+
+def _wait(call: Call, blockers: tuple[str, ...]) -> None:
+    """Wait until the move can be ended, and say on standard error what is in the way; as long as the operator said."""
+    began, said = time.monotonic(), None
+    while blockers and time.monotonic() - began < call["wait"].total_seconds():
+        if (line := "; ".join(blockers)) != said:
+            call.screen.note(f"waiting: {line}")
+            said = line
+        time.sleep(_LOOK)
+        blockers = storage.status(using=call.using).blockers_of(Step.FINALIZE)
 
 
 @verb(

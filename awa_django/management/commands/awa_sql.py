@@ -9,26 +9,31 @@ from typing import Any, NamedTuple
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from psycopg import sql
 
-from awa_django import schema
+from awa_django import __version__, schema
 
 HELP = f"""\
-Prints the SQL that installs schema awa (version {schema.VERSION}), for a DBA to run where the site's own role
-may not create schemas. Connects to nothing and changes nothing.
+Prints the SQL that installs schema awa (version {schema.VERSION}), for a DBA to run where the
+site's own role may not create schemas. Connects to nothing, changes nothing.
 
-    manage.py awa_sql --grant-to site > awa.sql        what the DBA gets
-    psql -X -d DATABASE -f awa.sql                     what the DBA runs, as the role that is to own it
-    manage.py migrate                                  adopts the schema that is there
+  manage.py awa_sql --grant-to site > awa.sql   what the DBA gets
+  psql -X -d DATABASE -f awa.sql                what the DBA runs, as its owner
+  manage.py migrate                             adopts the schema that is there
 
-The script is one transaction: it waits for any other installer, stops with an error where a schema awa
-exists, and leaves either all of it or nothing. It needs PostgreSQL 14 or newer, psql of the same age, and the
-right to create schemas in the database (or a schema awa that is there, empty, and the role's own); no superuser.
+The script is one transaction: it waits for any other installer, stops with an
+error where a schema awa exists, and leaves either all of it or nothing. It
+needs PostgreSQL 14 or newer, psql of the same age, and the right to create
+schemas in the database (or a schema awa that is there, empty, and the role's
+own); no superuser.
 
---grant-to ROLE adds what the site's role needs to enqueue, work, look after jobs and migrate. Let all processes
-of the site work as that one role, or as its members. --grant-enqueue-to ROLE adds what a role needs that stores
-jobs and does nothing else, --grant-read-to ROLE what one needs that only looks. Each may be given several times.
+--grant-to ROLE adds what the site's role needs to enqueue, work, look after
+jobs and migrate. Let all processes of the site work as that one role, or as
+its members. --grant-enqueue-to ROLE adds what a role needs that stores jobs
+and does nothing else, --grant-read-to ROLE what one needs that only looks.
+Each may be given several times.
 
---grants-only prints the grants alone, for a schema that is there. Run that script after migrate where another
-role than the site's migrates: it takes in the table that Django makes for batch operations.
+--grants-only prints the grants alone, for a schema that is there. Run that
+script after migrate where another role than the site's migrates: it takes in
+the table that Django makes for batch operations.
 """
 
 #: contract: schema section 3.7; api/security section 2
@@ -122,6 +127,9 @@ class Command(BaseCommand):
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parser.formatter_class = RawDescriptionHelpFormatter
         return parser
+
+    def get_version(self) -> str:
+        return __version__
 
     def add_arguments(self, parser: CommandParser) -> None:
         for option, words in (

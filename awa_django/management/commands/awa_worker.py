@@ -16,7 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    SystemCheckError,
+)
 from django.db import OperationalError
 
 from awa_django import __version__, telemetry
@@ -35,21 +41,45 @@ SUPERVISOR_LOOK_SECONDS = 1.0
 HEALTH_ADDRESS_VARIABLE = "AWA_HEALTH_ADDR"
 
 
+HELP = """\
+Run jobs: those of the queues named here, or else of AWA['QUEUES'].
+
+One TERM or INT stops claiming, lets running jobs finish within the grace time
+and hands the rest back, their attempts not counted; a second one ends at once.
+
+Examples:
+  manage.py awa_worker
+  manage.py awa_worker --queue mail:20 --queue reports:2 --processes 2
+  manage.py awa_worker --queue mail --drain
+  manage.py awa_worker --maintenance-only --health-port 8001
+"""
+EXIT_CODES = """\
+Exit codes:
+  0  stopped, and every job was finished or handed back
+  1  it broke down
+  2  wrong options, settings or schema
+  3  attempts were left behind; they run again once they are stale
+  4  the database could not be reached at the start
+"""
+
+
+class _Formatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Texts as they are written, the command's own options before those of every command."""
+
+
 class Command(BaseCommand):
     """Parses the command line, runs a worker or a supervisor, and answers with an exit code."""
 
-    help = (
-        "Run jobs. Serves the queues named here, or those of settings.AWA['QUEUES']. "
-        "One TERM or INT stops claiming, lets running jobs finish within the grace time and hands the rest back; "
-        "a second one ends at once. Exit codes: 0 stopped and drained, 1 broke down, 2 wrong options, settings or "
-        "schema, 3 attempts left behind, 4 database unreachable at start."
-    )
+    help = HELP
     requires_migrations_checks = False
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         return super().create_parser(
-            prog_name, subcommand, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs
+            prog_name, subcommand, formatter_class=_Formatter, epilog=EXIT_CODES, **kwargs
         )
+
+    def get_version(self) -> str:
+        return __version__
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -59,7 +89,7 @@ class Command(BaseCommand):
             metavar="NAME[:N]",
             help="serve this queue, with at most N jobs at once; may be given several times",
         )
-        parser.add_argument("--processes", type=_count, default=1, metavar="N", help="worker processes")
+        parser.add_argument("--processes", type=_count, default=1, metavar="N", help="worker processes (1)")
         parser.add_argument(
             "--threads",
             type=_count,
@@ -196,6 +226,10 @@ class Command(BaseCommand):
         queues: dict[str, QueueConfig] = {}
         for text in named:
             name, colon, number = text.rpartition(":")
+            if colon and not number:
+                raise ConfigurationError(
+                    f"--queue {text}: how many jobs at once? Say {text}20, or leave the colon out"
+                )
             if not (colon and number.isdecimal()):
                 name, number = text, ""
             if fault := queue_name_fault(name):

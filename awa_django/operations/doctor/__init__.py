@@ -29,6 +29,7 @@ CHECKS: Mapping[str, Check] = {
     "connections": server.connections,
     "grants": server.grants,
     "catalogue": server.catalogue,
+    "locks": server.locks,
     "snapshots": server.snapshots,
     "vacuum": server.vacuum,
     "leader": fleet.leader,
@@ -50,13 +51,13 @@ def doctor(*, using: str | None = None, timeout: timedelta = timedelta(seconds=5
     """Examine an installation: for each check what is wrong, or that nothing is.
 
     ``timeout`` limits each statement, and how long a notification may take. Raises ``django.db.OperationalError``
-    where the database cannot be reached.
+    where the database cannot be reached, and ``ConfigurationError`` where this role may not look into the schema.
     """
     alias = queue_alias(using)
     connection = postgres(alias)
     connection.ensure_connection()
+    patient = Patient(alias=alias, timeout=timeout)
     facts = read_schema(connection)
-    patient = Patient(alias=alias, facts=facts, timeout=timeout)
     fault = facts.fault()
     if fault is None:
         findings = [Finding("schema", Level.OK, f"Schema awa is at version {facts.version}.")]

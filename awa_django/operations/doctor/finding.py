@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from awa_django.operations.desk import Desk
 from awa_django.operations.queues import QueueOverview, queue_overview
 from awa_django.operations.runtimes import Runtime, RuntimeOverview, runtime_overview
-from awa_django.schema import SchemaFacts
 from awa_django.sql import statement
 
 __all__ = ["Check", "Finding", "Level", "Patient", "Said"]
@@ -53,7 +52,6 @@ class Patient:
     """The installation that is examined. What several checks look at is read once."""
 
     alias: str
-    facts: SchemaFacts
     timeout: timedelta
     at: Desk = field(init=False)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from awa_django.operations.case import serves
+from awa_django.operations.case import is_ours, serves
 from awa_django.operations.doctor.finding import Level, Patient, Said
 from awa_django.operations.leading import leader_session
 from awa_django.operations.orphans import orphan_kinds
 from awa_django.operations.queues import QueueOverview
-from awa_django.operations.words import count, listed, moment, span
+from awa_django.operations.words import count, listed, moment, span, word
 from awa_django.sql import statement
 
 __all__ = ["kinds", "leader", "queues", "storage", "workers"]
@@ -27,18 +27,15 @@ def leader(patient: Patient) -> Iterator[Said]:
         yield Said(
             Level.ERROR,
             "Nobody leads: due jobs stay scheduled, lost ones are not rescued, schedules do not fire.",
-            "Start a worker without --no-maintenance, on a connection to the server itself: a pooler that hands out a "
-            "session for each transaction takes the lead away.",
+            ("If no worker takes the lead within half a minute, start" if patient.working else "Start")
+            + " one without --no-maintenance, on a connection to the server itself: a pooler that hands out a session "
+            "for each transaction takes the lead away.",
         )
         return
     who = f"session {session.pid}" + (f" ({session.application})" if session.application else "")
     match reporting:
         case [only]:
-            theirs = (
-                ""
-                if "awa-django" in only.version
-                else " (a worker of awa's own: finished jobs stay for seconds)"
-            )
+            theirs = "" if is_ours(only) else " (a worker of awa's own: finished jobs stay for seconds)"
             yield Said(Level.OK, f"{only.name} leads{theirs}, with {who}.")
         case []:
             yield Said(
@@ -115,7 +112,7 @@ def queues(patient: Patient) -> Iterator[Said]:
             yield Said(
                 Level.WARNING,
                 f"Queue {name} is paused{by} since {moment(found.paused_at)}, with {count(waiting, 'waiting job')}.",
-                f"manage.py awa queue resume {name}",
+                f"manage.py awa queue resume {word(name)}",
             )
         elif waiting and patient.working and not served.get(name):
             well = False
@@ -126,7 +123,7 @@ def queues(patient: Patient) -> Iterator[Said]:
                 Level.ERROR,
                 f"Nobody serves queue {name}, in which {count(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}"
                 f"{nothing}.",
-                f"Start `manage.py awa_worker --queue {name}`, or add it to AWA['QUEUES'].",
+                f"Start `manage.py awa_worker --queue {word(name)}`, or add it to AWA['QUEUES'].",
             )
         elif waiting and found.lag_seconds is not None and found.lag_seconds > LONG_LAG.total_seconds():
             well = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -17,11 +19,22 @@ from awa_django.db import connect, plain_cursor, postgres
 from awa_django.operations.doctor.finding import Level, Patient, Said
 from awa_django.operations.rights import missing_rights
 from awa_django.operations.words import count, listed, span
-from awa_django.schema import private_objects
+from awa_django.schema import install_files, private_objects
 from awa_django.sql import statement
 
-__all__ = ["catalogue", "clock", "connections", "grants", "notify", "settings", "snapshots", "vacuum"]
+__all__ = [
+    "catalogue",
+    "clock",
+    "connections",
+    "grants",
+    "locks",
+    "notify",
+    "settings",
+    "snapshots",
+    "vacuum",
+]
 
+_INDEX = re.compile(r"^CREATE (?:UNIQUE )?INDEX (?:IF NOT EXISTS )?(\w+)$", re.MULTILINE)
 #: Milliseconds that a statement of the leader may need, emptying and counting what has piled up.
 MAINTENANCE_MS = 30_000
 #: Between host and database, when logs stop making sense, and when something is broken.
@@ -34,6 +47,14 @@ VERY_OLD_TRANSACTION = 3600.0
 #: Transactions that a replication slot or standby may lag behind.
 OLD_HORIZON = 1_000_000
 DEAD_ROWS = 100_000
+#: Seconds for which somebody may wait for a lock, and for which that holds the queue up.
+LONG_WAIT = 10.0
+VERY_LONG_WAIT = 60.0
+#: Parts of the room that all databases share for notifications that a listener has yet to read.
+NOTIFICATIONS_WARNING = 0.25
+NOTIFICATIONS_ERROR = 0.75
+#: Bytes of the write-ahead log that an unused replication slot may keep.
+KEPT_WAL = 1 << 30
 #: Sessions of a worker process beside one for each loop that claims (docs/workers.md, "Connections").
 SESSIONS = 5
 
@@ -63,6 +84,14 @@ def settings(patient: Patient) -> Iterator[Said]:
             f"Transactions of this role are {found['default_transaction_isolation']}; claims and outcomes need "
             "read committed.",
             "ALTER ROLE ... RESET default_transaction_isolation, or the same for the database.",
+        )
+    if found["session_replication_role"] != "origin":
+        well = False
+        yield Said(
+            Level.ERROR,
+            f"session_replication_role is {found['session_replication_role']} in sessions of this role, so triggers "
+            "that keep counts and wake workers do not fire.",
+            "ALTER ROLE ... RESET session_replication_role, or the same for the database.",
         )
     for name, what in (
         ("statement_timeout", "a statement"),
@@ -107,6 +136,7 @@ def notify(patient: Patient) -> Iterator[Said]:
             sender.execute(statement("control/doctor", "notify"), {"channel": channel})
             came = next(iter(listener.notifies(timeout=limit, stop_after=1)), None)
             took = time.monotonic() - began
+            ((taken,),) = sender.execute(statement("control/doctor", "notifications")).fetchall()
     except psycopg.Error as error:
         yield Said(
             Level.ERROR,
@@ -114,7 +144,13 @@ def notify(patient: Patient) -> Iterator[Said]:
             "Look at max_connections, and at the limits of this role.",
         )
         return
-    if came is not None:
+    if taken >= NOTIFICATIONS_WARNING:
+        yield Said(
+            Level.ERROR if taken >= NOTIFICATIONS_ERROR else Level.WARNING,
+            f"The server's room for notifications is {taken:.0%} full; at 100% nobody can enqueue.",
+            "A session that listens has a transaction open: end it (see snapshots). The log of the server names it.",
+        )
+    elif came is not None:
         yield Said(Level.OK, f"A notification came back within {span(took)}.")
     elif get_settings().listen:
         yield Said(
@@ -205,13 +241,26 @@ def grants(patient: Patient) -> Iterator[Said]:
         yield Said(Level.OK, f"Role {role!r} may enqueue, work and lead.")
 
 
+@cache
+def index_names() -> list[str]:
+    """Indexes that the installation makes, save those of the children of a ring."""
+    return [name for _, text in install_files() for name in _INDEX.findall(text)]
+
+
 def catalogue(patient: Patient) -> Iterator[Said]:
     """What somebody changed about the schema that endangers jobs."""
-    invalid, triggers, cached, unvacuumed = patient.row("catalogue")
+    missing, invalid, triggers, cached, unlogged, unvacuumed = patient.row("catalogue", indexes=index_names())
     patient.at.cursor.execute(statement("schema", "private_objects"))
     present = {row[0] for row in patient.at.cursor.fetchall()}
     lacking = [name for name, _ in private_objects() if name not in present]
     problems = (
+        (
+            Level.ERROR,
+            missing,
+            "index is missing, without which statements read whole tables or unique keys do not hold",
+            "indexes are missing, without which statements read whole tables or unique keys do not hold",
+            "Make it as `manage.py awa_sql` prints it.",
+        ),
         (Level.ERROR, invalid, "index is not valid", "indexes are not valid", "REINDEX them."),
         (Level.ERROR, triggers, "trigger is off", "triggers are off", "ALTER TABLE ... ENABLE TRIGGER ..."),
         (
@@ -220,6 +269,13 @@ def catalogue(patient: Patient) -> Iterator[Said]:
             "lane sequence hands numbers out in blocks, which breaks the order of jobs and can hide them",
             "lane sequences hand numbers out in blocks, which breaks the order of jobs and can hide them",
             "ALTER SEQUENCE ... CACHE 1.",
+        ),
+        (
+            Level.ERROR,
+            unlogged,
+            "table is unlogged: a crash of the server empties it",
+            "tables are unlogged: a crash of the server empties them",
+            "ALTER TABLE ... SET LOGGED.",
         ),
         (
             Level.WARNING,
@@ -279,6 +335,14 @@ def snapshots(patient: Patient) -> Iterator[Said]:
             f"The {sort} {name!r}{unused} holds rows that are {lag:,} transactions old.",
             "Drop the slot if it is not needed." if not active else "Look why it lags behind.",
         )
+    for name, kept in patient.rows("kept_wal", bytes=KEPT_WAL):
+        well = False
+        yield Said(
+            Level.WARNING,
+            f"The replication slot {name!r}, which nobody uses, keeps {kept / 2**30:,.1f} GiB of the server's log; "
+            "that grows until the disk is full.",
+            f"SELECT pg_drop_replication_slot({name!r}), if it is not needed.",
+        )
     (sees,) = patient.row("sees_sessions")
     if not sees:
         yield Said(
@@ -288,6 +352,24 @@ def snapshots(patient: Patient) -> Iterator[Said]:
         )
     elif well:
         yield Said(Level.OK, "No old transaction, prepared transaction or replication slot holds rows.")
+
+
+def locks(patient: Patient) -> Iterator[Said]:
+    """Who holds locks for which others wait, such as that of a lane."""
+    well = True
+    for pid, application, state, waiting, longest, table in patient.rows("blockers", wait=LONG_WAIT):
+        well = False
+        who = f"Session {pid} ({application}, {state})" if pid else "A prepared transaction"
+        yield Said(
+            Level.ERROR if longest > VERY_LONG_WAIT else Level.WARNING,
+            f"{who} holds a lock for which {count(waiting, 'session waits', 'sessions wait')}, the longest for "
+            f"{span(longest)}" + (f", on {table}." if table else "."),
+            f"End it, unless it should be there: SELECT pg_terminate_backend({pid})."
+            if pid
+            else "Look for it in pg_prepared_xacts; COMMIT PREPARED or ROLLBACK PREPARED it.",
+        )
+    if well:
+        yield Said(Level.OK, f"Nobody has waited for a lock for more than {span(LONG_WAIT)}.")
 
 
 def vacuum(patient: Patient) -> Iterator[Said]:

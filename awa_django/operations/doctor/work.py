@@ -9,7 +9,7 @@ from awa_django.conf import get_settings
 from awa_django.operations.batch import BatchState, batch_operations
 from awa_django.operations.doctor.finding import Level, Patient, Said
 from awa_django.operations.waiting import waiting_callbacks
-from awa_django.operations.words import count, listed, moment, span
+from awa_django.operations.words import count, listed, moment, span, word
 from awa_django.planes.queue_storage.rings import look
 from awa_django.schedule import InvalidSchedule, Schedule
 from awa_django.sql import statement
@@ -63,7 +63,7 @@ def schedules(patient: Patient) -> Iterator[Said]:
             yield Said(
                 Level.ERROR,
                 f"Schedule {name} never fires: {error}",
-                f"Correct it in code, or remove it: manage.py awa cron delete {name}",
+                f"Correct it in code, or remove it: manage.py awa cron delete {word(name)}",
             )
             continue
         due = schedule.next_after(since)

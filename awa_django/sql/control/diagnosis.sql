@@ -8,6 +8,15 @@ SELECT statement_timestamp() AS now, coalesce(meta.paused, false) AS paused, met
 FROM (VALUES (%(queue)s::text)) AS asked (queue)
 LEFT JOIN awa.queue_meta AS meta USING (queue);
 
+-- name: newest_id
+-- The greatest id that was given to a job of either storage, whatever became of it; 0 if none was. A role that may
+-- not look is told that all were.
+-- rows:  one
+-- locks: none
+SELECT coalesce(max(CASE WHEN has_sequence_privilege(seq.oid, 'USAGE') OR has_sequence_privilege(seq.oid, 'SELECT')
+    THEN pg_sequence_last_value(seq.oid) ELSE 9223372036854775807 END), 0)
+FROM (VALUES ('awa.job_id_seq'::regclass::oid), ('awa.jobs_id_seq'::regclass::oid)) AS seq (oid);
+
 -- name: leader
 -- The session that leads the fleet. Of other roles' sessions only the process id may be visible.
 -- rows:  at most one

@@ -13,6 +13,12 @@ SELECT clock_timestamp();
 -- locks: none
 SELECT pg_notify(%(channel)s::text, '');
 
+-- name: notifications
+-- Which part of the room for notifications that somebody has yet to read is taken, from 0 to 1.
+-- rows:  one
+-- locks: none
+SELECT pg_notification_queue_usage();
+
 -- name: session
 -- What sessions of this role begin with, whatever this one changed; times in milliseconds.
 -- rows:  one
@@ -24,7 +30,8 @@ SELECT
 FROM pg_catalog.pg_settings
 WHERE name IN (
     'statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout',
-    'default_transaction_isolation', 'default_transaction_read_only', 'autovacuum', 'track_counts'
+    'default_transaction_isolation', 'default_transaction_read_only', 'session_replication_role', 'autovacuum',
+    'track_counts'
 );
 
 -- name: sees_sessions
@@ -77,6 +84,49 @@ FROM pg_catalog.pg_stat_replication
 WHERE backend_xmin IS NOT NULL AND age(backend_xmin) > %(transactions)s::bigint
 ORDER BY lag DESC
 LIMIT 10;
+
+-- name: kept_wal
+-- Replication slots that nobody uses and that keep files of the write-ahead log.
+-- rows:  at most ten, the worst first: name, bytes
+-- locks: none
+SELECT slot_name::text, kept::bigint
+FROM pg_catalog.pg_replication_slots
+CROSS JOIN LATERAL pg_wal_lsn_diff(
+    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, restart_lsn
+) AS kept
+WHERE NOT active AND kept > %(bytes)s::bigint
+ORDER BY kept DESC
+LIMIT 10;
+
+-- name: blockers
+-- Sessions of this database that hold locks for which others have waited for long, and do not wait themselves.
+-- rows:  at most five, the longest wait first: process id (0 of a prepared transaction), name, state, how many wait,
+--        the longest wait, a table that is waited for
+-- locks: none
+WITH waiting AS MATERIALIZED (
+    SELECT waits.pid, waits.waitstart, waits.relation
+    FROM pg_catalog.pg_locks AS waits
+    JOIN pg_catalog.pg_stat_activity AS session USING (pid)
+    WHERE NOT waits.granted
+        AND session.datname = current_database()
+        AND waits.waitstart < clock_timestamp() - make_interval(secs => %(wait)s::double precision)
+),
+blocked AS MATERIALIZED (
+    SELECT waiting.pid, waiting.waitstart, waiting.relation, blocking.pid AS by
+    FROM waiting
+    CROSS JOIN LATERAL unnest(pg_blocking_pids(waiting.pid)) AS blocking (pid)
+)
+SELECT
+    blocked.by, coalesce(nullif(session.application_name, ''), 'no name'), coalesce(session.state, '?'),
+    count(DISTINCT blocked.pid),
+    extract(epoch FROM clock_timestamp() - min(blocked.waitstart))::double precision AS longest,
+    min(blocked.relation::regclass::text)
+FROM blocked
+LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = blocked.by
+WHERE blocked.by NOT IN (SELECT pid FROM waiting)
+GROUP BY blocked.by, session.application_name, session.state
+ORDER BY longest DESC
+LIMIT 5;
 
 -- name: connections
 -- How many connections there may be, and are. A limit of -1 is none.
@@ -160,10 +210,31 @@ FROM (SELECT to_regclass('awa_django_batchoperation')::oid AS oid) AS batches;
 
 -- name: catalogue
 -- What somebody may have changed about the schema that is dangerous.
--- rows:  one: indexes that are not valid, triggers that are off, lane sequences that hand numbers out in blocks, tables
---        that autovacuum passes over
+-- rows:  one: indexes that are gone, indexes that are not valid, triggers that are off, lane sequences that hand numbers
+--        out in blocks, tables that a crash empties, tables that autovacuum passes over
 -- locks: none
 SELECT
+    ARRAY(
+        SELECT wanted.name
+        FROM unnest(%(indexes)s::text[]) AS wanted (name)
+        WHERE to_regclass('awa.' || wanted.name) IS NULL
+        UNION ALL
+        -- Of the children of a ring some have fewer than the others.
+        SELECT 'one of ' || child
+        FROM (
+            SELECT
+                class.relname::text AS child,
+                count(index.indexrelid) AS present,
+                max(count(index.indexrelid)) OVER (PARTITION BY inherits.inhparent) AS wanted
+            FROM pg_catalog.pg_inherits AS inherits
+            JOIN pg_catalog.pg_class AS class ON class.oid = inherits.inhrelid
+            LEFT JOIN pg_catalog.pg_index AS index ON index.indrelid = class.oid
+            WHERE class.relnamespace = 'awa'::regnamespace AND class.relkind = 'r'
+            GROUP BY inherits.inhparent, class.oid, class.relname
+        ) AS children
+        WHERE present < wanted
+        ORDER BY 1
+    ) AS missing_indexes,
     ARRAY(
         SELECT class.relname::text
         FROM pg_catalog.pg_index AS index
@@ -187,6 +258,12 @@ SELECT
             AND class.relname ~ '^queue_(enqueue|claim)_seq_'
         ORDER BY class.relname
     ) AS cached_sequences,
+    ARRAY(
+        SELECT relname::text
+        FROM pg_catalog.pg_class
+        WHERE relnamespace = 'awa'::regnamespace AND relkind = 'r' AND relpersistence = 'u'
+        ORDER BY relname
+    ) AS unlogged,
     ARRAY(
         SELECT relname::text
         FROM pg_catalog.pg_class

@@ -10,7 +10,7 @@ BENCH_ARGS ?= --only awa-pg,awa_django --scenarios tuned
 
 BIN := .venv/bin
 # Errors only: warnings of pip are about the machine it runs on.
-QUIET := --quiet --quiet
+PIP := --quiet --quiet --disable-pip-version-check
 MANAGE := $(BIN)/python example_project/manage.py
 
 .DEFAULT_GOAL := help
@@ -55,9 +55,9 @@ format: .venv ## let ruff rewrite what it can
 bench: .venv ## measure against other queues (benchmarks/); see BENCH_ARGS
 	cd benchmarks && ../$(BIN)/python -m peers run $(BENCH_ARGS)
 
-clean: ## remove .venv, the demo's database and every cache
+clean: ## remove the environments, the demo's database and every cache
 	@if [ -f .venv/.installed ]; then $(BIN)/python -m example_project.embedded reset --all; fi
-	rm -rf .venv .awa-demo build dist *.egg-info .coverage htmlcov
+	rm -rf .venv .venv-compat .awa-demo build dist *.egg-info .coverage htmlcov benchmarks/.venv*
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -81,6 +81,8 @@ clean: ## remove .venv, the demo's database and every cache
 	    $$found -m venv .venv; \
 	fi
 	@echo "installing from pyproject.toml (the first time takes a minute or two)"
-	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable '.[demo]' --group dev
+	@{ $(BIN)/python -m pip install $(PIP) --upgrade 'pip>=25.1' \
+	    && $(BIN)/python -m pip install $(PIP) --editable '.[demo]' --group dev; } || { \
+	    echo "The installation broke off; the reason is above. Where PyPI cannot be reached, PIP_INDEX_URL names" >&2; \
+	    echo "a mirror. The next make goes on from here." >&2; exit 1; }
 	@touch $@

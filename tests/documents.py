@@ -1,14 +1,15 @@
 """Running what the README and the pages of ``docs/`` show.
 
-A page's blocks run in order in a throw-away Django project, against a database of its own:
+A page's blocks run in order in a throw-away Django project, against a database of its own; each command and the script
+in a process of its own, which ``tests/launcher.py`` forks:
 
 * ``python`` whose first line is a comment with a path, ``# shop/jobs.py``: the block is appended to that file of the
   project. All files of a page are there before anything runs.
 * ``python`` without such a line: a piece of one script, all pieces of a page in one namespace.
 * ``pycon``: an interactive session in the same namespace, compared with what it shows; ``...`` stands for anything.
-* ``console``: each line that begins with ``$`` is a command. ``python manage.py`` commands run in the project, a worker
-  that does not drain gets TERM once the queue is empty; of ``make`` targets the recipe is checked, of ``pip install``
-  whether this distribution has such extras. A command of any other kind fails the test.
+* ``console``: each line that begins with ``$`` is a command. ``python manage.py`` commands and ``pytest`` run in the
+  project, a worker that does not drain gets TERM once the queue is empty; of ``make`` targets the recipe is checked, of
+  ``pip install`` whether this distribution has such extras. A command of any other kind fails the test.
 * ``sql``: run in psycopg, committed.
 
 Blocks in other languages are text. ``<!-- not run: reason -->`` on the line before a block leaves it out.
@@ -16,7 +17,9 @@ Blocks in other languages are text. ``<!-- not run: reason -->`` on the line bef
 
 from __future__ import annotations
 
+import atexit
 import doctest
+import functools
 import json
 import os
 import re
@@ -25,14 +28,17 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import psycopg
 from packaging.requirements import Requirement
 
+from tests.launcher import Launcher, Process
 from tests.settings import database
 from tests.workers import wait_until
 
@@ -117,17 +123,14 @@ import sys
 
 from django.core.management import execute_from_command_line
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "settings")
-execute_from_command_line(sys.argv)
-"""
 
-PREPARE = """\
-import django
-from django.core.management import call_command
+def main():
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "settings")
+    execute_from_command_line(sys.argv)
 
-django.setup()
-for command in {commands!r}:
-    call_command(*command, verbosity=0)
+
+if __name__ == "__main__":
+    main()
 """
 
 MODELS = '''\
@@ -160,13 +163,7 @@ class Project:
     def __init__(self, folder: Path, url: str, *, queue: bool = True) -> None:
         self.folder = folder
         self.url = url
-        self.settings = "settings"
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("DJANGO_")},
-            "DJANGO_SETTINGS_MODULE": self.settings,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONWARNINGS": "error::DeprecationWarning:shop",
-        }
+        self.environment = {**_environment(), "DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": str(ROOT)}
         for name, text in {
             "settings.py": SETTINGS + ('INSTALLED_APPS += ["awa_django"]\n' if queue else ""),
             "manage.py": MANAGE,
@@ -185,38 +182,35 @@ class Project:
             opened.write(text)
 
     def take_files(self, page: Iterable[Block]) -> None:
-        """Write the files that a page shows, and send its database to the test's."""
+        """Write the files that a page shows, and send its database to the test's. Models of its own replace ours."""
+        page = list(page)
+        if any(block.runs and block.file == "shop/models.py" for block in page):
+            (self.folder / "shop" / "models.py").unlink()
         for block in page:
             if block.runs and block.file:
                 self.append(block.file, f"\n\n{block.text}")
         self.append("settings.py", f'\nDATABASES["default"] = {database(self.url)!r}\n')
 
-    def manage(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a management command; its result, whatever the exit code."""
-        return subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+    def start(self, module: str, *arguments: str, streams: tuple[int, int, int]) -> Process:
+        """Call ``main()`` of a module in a process of the project."""
+        return _launcher().start(
+            module, arguments, folder=self.folder, environment=self.environment, streams=streams
         )
+
+    def manage(self, *arguments: str, module: str = "manage") -> subprocess.CompletedProcess[str]:
+        """Run a management command, or another module; its result, whatever the exit code."""
+        with open(os.devnull) as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            streams = (nothing.fileno(), out.fileno(), err.fileno())
+            with self.start(module, *arguments, streams=streams) as process:
+                code = process.wait(PATIENCE)
+            out.seek(0), err.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
     def prepare(self, *, migrate: bool) -> None:
         """Write the migration of the models, and make their tables unless the page does."""
-        commands = [("makemigrations", "shop"), *([("migrate",)] if migrate else [])]
-        # One process for both, as it takes longer to start than to do either.
-        done = subprocess.run(
-            [sys.executable, "-c", PREPARE.format(commands=commands)],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        for command in (("makemigrations", "shop"), *([("migrate",)] if migrate else [])):
+            done = self.manage(*command, "--verbosity=0")
+            assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, page: Iterable[Block]) -> None:
         """Run the blocks that are no files, in order; Python in a process of the project."""
@@ -248,6 +242,10 @@ class Project:
                 done = self.manage(*arguments)
                 assert done.returncode == 0, f"{block.where}: {command}\n{done.stdout}{done.stderr}"
                 said = done.stdout
+            case ["pytest", *arguments]:
+                done = self.manage(*arguments, module="pytest")
+                assert done.returncode == 0, f"{block.where}: {command}\n{done.stdout}{done.stderr}"
+                said = done.stdout
             case ["make", *targets]:
                 subprocess.run(
                     ["make", "--dry-run", *targets],
@@ -267,25 +265,31 @@ class Project:
 
     def work(self, *options: str) -> str:
         """Run a worker until nothing is left to do, stop it as an operator does, and return its output."""
-        worker = subprocess.Popen(
-            [sys.executable, "manage.py", "awa_worker", *options],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        with worker:
-            try:
+        with open(os.devnull) as nothing, TemporaryFile("w+") as out:
+            streams = (nothing.fileno(), out.fileno(), out.fileno())
+            with self.start("manage", "awa_worker", *options, streams=streams) as worker:
                 with psycopg.connect(self.url, autocommit=True) as connection:
                     wait_until(lambda: worker.poll() is not None or _has_worker(connection), what="a worker")
                     wait_until(lambda: not _unfinished(connection), seconds=PATIENCE, what="an empty queue")
                 worker.send_signal(signal.SIGTERM)
-                said, _ = worker.communicate(timeout=PATIENCE)
-            finally:
-                worker.kill()
-        assert worker.returncode == 0, said
+                code = worker.wait(PATIENCE)
+            out.seek(0)
+            said = out.read()
+        assert code == 0, said
         return said
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, without what its own project needs."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO_", "PYTEST_"))}
+    return {**kept, "PYTHONWARNINGS": "error::DeprecationWarning:shop"}
+
+
+@functools.cache
+def _launcher() -> Launcher:
+    launcher = Launcher(_environment())
+    atexit.register(launcher.close)
+    return launcher
 
 
 def _has_worker(connection: psycopg.Connection[Any]) -> bool:
@@ -312,45 +316,49 @@ class _Script:
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Process | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> _Script:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._process is not None:
-            with self._process as process:  # closes the pipes: the process ends with its input
-                process.communicate(timeout=PATIENCE)
+        with self._stack:
+            if self._process is not None:
+                self._blocks.close()  # the process ends with its input
+                self._process.wait(PATIENCE)
+
+    def _start(self) -> None:
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        self._blocks = self._stack.enter_context(os.fdopen(ours_in, "w"))
+        self._answers = self._stack.enter_context(os.fdopen(ours_out))
+        try:
+            self._process = self._stack.enter_context(
+                self._project.start("tests.documents", streams=(theirs_in, theirs_out, 2))
+            )
+        finally:
+            os.close(theirs_in), os.close(theirs_out)
 
     def run(self, block: Block) -> None:
         """Run one block; fails with what it said."""
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.documents"],
-                cwd=self._project.folder,
-                env={**self._project.environment, "PYTHONPATH": f"{self._project.folder}:{ROOT}"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(block)) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+            self._start()
+        self._blocks.write(json.dumps(asdict(block)) + "\n")
+        self._blocks.flush()
+        answer = self._answers.readline()
         assert answer, f"{block.where}: the process ended"
         fault = json.loads(answer)
         assert fault is None, f"{block.where}:\n{fault}"
 
 
-def _serve(lines: Iterator[str]) -> None:
+def main() -> None:
     """Run the blocks that come in, an answer each: None, or what went wrong."""
     import django
 
     answers, sys.stdout = sys.stdout, sys.stderr
     django.setup()
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for line in lines:
+    for line in iter(sys.stdin.readline, ""):
         fault = _run(Block(**json.loads(line)), namespace)
         print(json.dumps(fault), file=answers, flush=True)
 
@@ -369,7 +377,3 @@ def _run(block: Block, namespace: dict[str, Any]) -> str | None:
     except BaseException:
         return traceback.format_exc()
     return None
-
-
-if __name__ == "__main__":
-    _serve(iter(sys.stdin.readline, ""))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,17 @@ def test_blocks_are_found_with_their_lines_and_may_be_left_out() -> None:
         (8, "console", False),
         (12, "text", False),
     ]
+
+
+def test_a_process_of_the_project_is_waited_for_as_long_as_is_said_and_takes_signals(
+    project: Project,
+) -> None:
+    with open(os.devnull) as nothing:
+        sleeper = ("shell", "--verbosity=0", "--command=import time; time.sleep(60)")
+        with project.start("manage", *sleeper, streams=(nothing.fileno(),) * 3) as process:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.1)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == -signal.SIGTERM
+            assert process.poll() == -signal.SIGTERM

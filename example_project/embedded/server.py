@@ -164,6 +164,10 @@ class Server:
         finally:
             if alone:
                 self._users.release_write_lock()
+            elif not self._held and self._users.lockfile is not None:
+                # fasteners leaves the file open when it does not get the lock.
+                self._users.lockfile.close()
+                self._users.lockfile = None
 
     def _release_at_exit(self) -> None:
         try:

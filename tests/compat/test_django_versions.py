@@ -62,14 +62,14 @@ def environment(python: Path, release: str) -> Path:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("version", "release"), RELEASES)
-def test_a_project_on_a_newer_django_migrates_enqueues_and_works(
+def test_a_project_on_a_newer_django_migrates_enqueues_works_and_is_operated(
     version: str, release: str, empty_database: str
 ) -> None:
     python = interpreter(version)
     if python is None:
         pytest.skip(f"Django {release} was not tried: no Python {version} on this machine")
     done = subprocess.run(
-        [environment(python, release), "tests/compat/smoke.py"],
+        [environment(python, release), "-W", "error::DeprecationWarning", "tests/compat/smoke.py"],
         cwd=ROOT,
         env={
             **os.environ,

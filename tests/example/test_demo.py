@@ -16,6 +16,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import psycopg
@@ -23,7 +24,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from example_project.embedded import ROOT
+from example_project.shop.demo import processes
 from example_project.shop.demo.account import CALLS, STORY, Account, Check, Line
+from example_project.shop.demo.crew import run_worker
 from example_project.shop.demo.screen import ProgressBar
 from tests.example.conftest import Manage
 
@@ -155,6 +158,25 @@ def test_ctrl_c_ends_the_demo_and_its_worker_without_a_traceback(
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert list(tmp_path.iterdir()) == [], "nor does a log stay behind"
     assert manage("demo", *FEW).returncode == 0, "what was left over does not disturb the next run"
+
+
+def test_ctrl_c_at_the_moment_of_a_start_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(*arguments: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(processes, "start", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_worker(["awa_worker"], lambda: 0, 1, ProgressBar(io.StringIO(), "jobs"), patience=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with started[0] as process:
+        assert process.returncode == -signal.SIGTERM
 
 
 def test_too_few_orders_are_refused(manage: Manage) -> None:

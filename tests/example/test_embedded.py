@@ -71,6 +71,8 @@ def test_the_server_runs_while_it_is_used_and_stops_with_its_last_user(server: S
     first, second = holder(server, "one"), holder(server, "two")
     wait_until_held(first), wait_until_held(second)
     assert server.in_use()
+    held = [file.path for file in psutil.Process().open_files() if file.path.startswith(str(server.home))]
+    assert held == [], "whoever only asks leaves no file open"
     let_go(first)
     assert server.is_alive()
     with psycopg.connect(server.dsn("two")) as connection:
@@ -247,6 +249,25 @@ def test_the_command_line_starts_shows_refuses_stops_and_resets(server: Server) 
     finally:
         shop.stop(force=True)
         embedded._servers.pop(shop.home)
+
+
+def test_where_no_server_can_be_the_commands_of_the_project_say_why_without_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "example_project/manage.py", "check"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "DATABASE_URL": "embedded",
+            "DJANGO_SETTINGS_MODULE": "example_project.settings",
+            embedded.DATA_VARIABLE: "/proc/no-such-place",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot make /proc/no-such-place/shop: ")
+    assert done.stderr.endswith(f"choose another folder with {embedded.DATA_VARIABLE}\n")
 
 
 def test_without_the_wheel_the_error_says_what_to_set_or_install(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,8 +45,10 @@ def run_worker(
     limit = time.monotonic() + patience
     hung = False
     with tempfile.NamedTemporaryFile(prefix="awa-demo-worker-", suffix=".log", delete=False) as log:
-        worker = processes.start(*command, output=log)
+        worker: subprocess.Popen[bytes] | None = None
         try:
+            with processes.undisturbed(signal.SIGINT):
+                worker = processes.start(*command, output=log)
             while worker.poll() is None and not hung:
                 if look() and stop:
                     break
@@ -59,9 +62,9 @@ def run_worker(
             raise
         finally:
             bar.finish()
-            if worker.poll() is None:
+            if worker is not None:
                 worker.terminate()
-            code = processes.wait(worker, patience=40)
+                code = processes.wait(worker, patience=40)
     if code == -signal.SIGTERM and stop:
         code = 0  # others had done everything before this worker had begun
     if hung or code:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
@@ -29,6 +32,27 @@ def start(
         env={**os.environ, "DJANGO_RUNSERVER_HIDE_WARNING": "true", **(environment or {})},
         start_new_session=True,
     )
+
+
+@contextmanager
+def undisturbed(*signals: signal.Signals) -> Iterator[None]:
+    """A block that signals do not break off; those that came meanwhile are delivered at its end.
+
+    Start processes inside it, and note them there: one that was started and never noted would run on for ever.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def wait(process: subprocess.Popen[bytes], patience: float) -> int:

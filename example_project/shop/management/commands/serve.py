@@ -26,6 +26,8 @@ OFFERED = (
     "  Book a courier               a dead letter until the order has an address",
     "Every 2 s a schedule puts what sells best into the shop window.",
 )
+#: What ends it.
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds until the web server must answer.
 PATIENCE = 60
 
@@ -56,16 +58,17 @@ class Command(BaseCommand):
         self.refuse_taken_port(host, port)
         stock_shelves()
         hint = self.superuser(host)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDINGS:
             signal.signal(number, self.on_signal)
         running: dict[str, subprocess.Popen[bytes]] = {}
         try:
             # Where the bank reaches the shop, unless somebody says otherwise.
             site = {"SHOP_URL": os.environ.get("SHOP_URL", f"http://{host}:{port}")}
-            running["web server"] = processes.start(
-                "runserver", "--noreload", f"{host}:{port}", environment=site
-            )
-            running["worker"] = processes.start("awa_worker")
+            with processes.undisturbed(*ENDINGS):
+                running["web server"] = processes.start(
+                    "runserver", "--noreload", f"{host}:{port}", environment=site
+                )
+                running["worker"] = processes.start("awa_worker")
             self.wait_for_web_server(running, host, port)
             self.stdout.write(f"\nThe admin:  http://{host}:{port}/admin/  {hint}")
             self.stdout.write(f"Its health: http://{host}:{port}/awa/health/?require=workers,leader")
@@ -78,7 +81,7 @@ class Command(BaseCommand):
         except Stop:
             self.stdout.write("\nstopping; the worker finishes what it has begun ...")
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in ENDINGS:
                 signal.signal(number, signal.SIG_IGN)
             for process in running.values():
                 if process.poll() is None:

@@ -29,6 +29,7 @@ __all__ = [
     "connect",
     "job_cursor",
     "plain_cursor",
+    "pool_size",
     "postgres",
     "read_any_job",
     "read_json",
@@ -93,6 +94,16 @@ def postgres(using: str) -> BaseDatabaseWrapper:
             f"AWA['DATABASE'] is {using!r}, a {connection.vendor} database; awa needs PostgreSQL 14 or newer"
         )
     return connection
+
+
+def pool_size(using: str) -> int | None:
+    """The most connections that Django's own pool of an alias holds; None without one."""
+    pool = postgres(using).settings_dict["OPTIONS"].get("pool")
+    if not pool:
+        return None
+    options = pool if isinstance(pool, dict) else {}
+    # psycopg_pool's own default.
+    return int(options.get("max_size") or options.get("min_size") or 4)
 
 
 def plain_cursor(using: str) -> psycopg.Cursor[Any]:

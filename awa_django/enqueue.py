@@ -553,10 +553,15 @@ def _raise_translated(error: DatabaseError, alias: str) -> NoReturn:
     if sqlstate == _CHECK_VIOLATION:
         raise InvalidJob("job", str(error).partition("\n")[0]) from error
     if sqlstate in (_NO_SUCH_TABLE, _NO_SUCH_SCHEMA, _NO_SUCH_FUNCTION):
-        command = "manage.py migrate"
-        if alias != DEFAULT_DB_ALIAS:
-            command += f" --database {alias}"
+        if apps.is_installed("awa_django"):
+            command = "manage.py migrate"
+            if alias != DEFAULT_DB_ALIAS:
+                command += f" --database {alias}"
+            way_out = f"run: {command}"
+        else:
+            way_out = "add 'awa_django' to INSTALLED_APPS, then run: manage.py migrate"
         raise SchemaOutOfDate(
-            f"schema awa of database {alias!r} is missing or older than this release needs; run: {command} ({error})"
+            f"schema awa of database {alias!r} is missing or older than this release needs; {way_out} "
+            f"({str(error).partition(chr(10))[0]})"
         ) from error
     raise error

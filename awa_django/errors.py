@@ -7,6 +7,7 @@
      +-- UniqueConflict                   another job holds the unique key; carries the holder's id
      +-- UnknownKind (LookupError)        no handler is registered for a kind
      +-- JobNotFound (LookupError)        no job has that id
+     +-- TooManyJobs (ValueError)         a filter that more jobs match than one call changes; nothing was changed
      +-- WrongState                       a job that cannot be changed so in the state it is in; names the state
      +-- CallbackNotFound (LookupError)   no attempt waits for that callback
      +-- BatchOperationNotFound (LookupError)   no batch operation has that id
@@ -43,6 +44,7 @@ __all__ = [
     "SchemaOutOfDate",
     "StorageTransitionRefused",
     "TerminalError",
+    "TooManyJobs",
     "UniqueConflict",
     "UnknownKind",
     "WrongState",
@@ -124,6 +126,13 @@ class CallbackRefused(AwaError, ValueError):
 
 class ScheduleNotFound(AwaError, LookupError):
     """No schedule has that name."""
+
+
+class TooManyJobs(AwaError, ValueError):
+    """A filter that more jobs match than one transaction should change; nothing has been changed or locked.
+
+    A batch operation changes any number, bit by bit (:func:`awa_django.operations.submit_batch`).
+    """
 
 
 class RuntimeNotFound(AwaError, LookupError):

@@ -282,6 +282,17 @@ class Taken:
         """Whether the job holds its unique key in this state."""
         return claims(self.unique_key, self.unique_states, state)
 
+    def yielding(self, state: JobState) -> Taken:
+        """The same job with a mask that leaves this state out, as another job holds the key that it would claim there.
+
+        The key itself stays, so that the job asks for it when it goes on to another state that claims it.
+        """
+        if not self.claims(state):
+            return self
+        assert self.unique_states is not None
+        mask = self.unique_states
+        return replace(self, unique_states=f"{mask[: state.bit]}0{mask[state.bit + 1 :]}")
+
 
 @dataclass(frozen=True, slots=True)
 class Landing:
@@ -303,7 +314,6 @@ class Landing:
     run_at: datetime | None = None
     finalized_at: datetime | None = None
     dlq_reason: str | None = None
-    keeps_unique: bool = True
 
     def replace(self, **changes: Any) -> Landing:
         """The same landing with some fields changed."""

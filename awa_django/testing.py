@@ -19,18 +19,20 @@ from __future__ import annotations
 from django.db import OperationalError, transaction
 
 from awa_django.db import postgres
+from awa_django.enqueue import queue_alias
 from awa_django.sql import statement
 
 __all__ = ["reset_queue"]
 
 
-def reset_queue(using: str = "default") -> None:
+def reset_queue(using: str | None = None) -> None:
     """Make the queue of a test database as it was after ``migrate``: empty, on queue storage.
 
     Removes every job, schedule, setting and runtime, whoever made it. Commits. Job ids go on counting, so
-    an id of one test never means a job of the next. The role must own the schema. Raises
-    ``OperationalError`` when a session has kept one of the tables locked for ten seconds.
+    an id of one test never means a job of the next. ``using`` is the queue's database unless given. The role must own
+    the schema. Raises ``OperationalError`` when a session has kept one of the tables locked for ten seconds.
     """
+    using = queue_alias(using)
     connection = postgres(using)
     try:
         with transaction.atomic(using=using), connection.cursor() as cursor:

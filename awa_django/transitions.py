@@ -312,11 +312,12 @@ RESCHEDULED_DUPLICATE = "rescheduled as duplicate: unique claim held by a newer 
 def duplicate_of(landing: Landing, *, text: str = RESCUED_DUPLICATE) -> Landing:
     """The cancelled row that a job ends as when it may not enter its state (contract: queue-storage/rescue section 6).
 
-    The holder keeps the key; this row keeps it only where no claim is needed for ``cancelled``.
+    The holder keeps the key. This row names it and does not claim it, whatever its mask said of ``cancelled``.
     """
     taken = landing.taken
     entry = error_entry(text, taken.attempt, taken.taken_at, terminal=not taken.canonical)
     return landing.replace(
+        taken=taken.yielding(JobState.CANCELLED),
         state=JobState.CANCELLED,
         attempt=taken.attempt,
         errors=(*landing.errors, entry),
@@ -324,7 +325,6 @@ def duplicate_of(landing: Landing, *, text: str = RESCUED_DUPLICATE) -> Landing:
         run_at=None,
         finalized_at=taken.taken_at,
         dlq_reason=None,
-        keeps_unique=not taken.claims(JobState.CANCELLED),
     )
 
 

@@ -65,6 +65,35 @@ def priorities() -> dict[int, int]:
     return {record.job.id: record.job.priority for record in page.jobs}
 
 
+@pytest.mark.parametrize("state", ["mixed_transition", "active"])
+def test_an_operation_that_began_before_new_jobs_went_elsewhere_leaves_those_alone(
+    leader: Context, state: str
+) -> None:
+    """Ids of canonical jobs are soon those of other jobs in queue storage."""
+    stored.use_canonical()
+    old = many(3)
+    operation = operations.submit_batch(SetPriority(4), JobFilter(queue="q"))
+    who = runner()
+    who.run(leader)
+    assert operations.batch_operation(operation.id).total_matched == 3
+    stored.run("SELECT setval('awa.job_id_seq', %s, false)", old[0])
+    stored.run(
+        "UPDATE awa.storage_transition_state SET state = %s, entered_at = clock_timestamp(),"
+        " current_engine = %s, prepared_engine = %s",
+        *((state, "canonical", "queue_storage") if state == "mixed_transition" else (state, "queue_storage", None)),
+    )  # fmt: skip
+    assert many(3) == old
+    finish(leader, who)
+    done = operations.batch_operation(operation.id)
+    assert (done.state, done.processed, done.skipped) == (
+        ("completed", 3, 0) if state == "mixed_transition" else ("completed", 0, 3)
+    )
+    for job_id in old:
+        assert operations.load_job(job_id).job.priority == 2
+        canonical = operations.load_job(job_id, plane="canonical").job
+        assert canonical.priority == (4 if state == "mixed_transition" else 2)
+
+
 def test_an_operation_changes_what_can_be_changed_and_says_what_it_left(leader: Context) -> None:
     available, scheduled = many(3), many(2, run_at=LATER)
     (there,) = many(1, priority=4)

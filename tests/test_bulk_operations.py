@@ -20,7 +20,7 @@ from awa_django.conf import Settings
 from awa_django.db import connect
 from awa_django.enqueue import enqueue_many
 from awa_django.errors import ConfigurationError, InvalidJob, WrongState
-from awa_django.jobs import JobInsert
+from awa_django.jobs import Attempt, JobInsert
 from awa_django.maintenance import bulk
 from awa_django.maintenance.bulk import RUNNER_KEY, BulkRunner, has_work
 from awa_django.models import BulkOperation
@@ -260,11 +260,12 @@ def test_jobs_that_come_after_the_beginning_are_not_meant(session: psycopg.Conne
     assert (states(early), states(late)) == ({"cancelled"}, {"available"})
 
 
+@pytest.mark.parametrize("state", ["failed", "waiting_external"])
 def test_a_job_that_fails_again_meanwhile_is_not_retried_twice(
-    session: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    session: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     in_chunks_of(1, monkeypatch)
-    ids = sorted(in_state("failed") for _ in range(4))
+    ids = sorted(in_state(state) for _ in range(4))
 
     def fail_again(seconds: float) -> None:
         for attempt in claimed():
@@ -274,6 +275,35 @@ def test_a_job_that_fails_again_meanwhile_is_not_retried_twice(
     assert BulkRunner(session, Settings(), pause=fail_again).run()
     assert counts(operations.batch_operation(operation.id)) == ("completed", 4, 4, 0, 0)
     assert {operations.load_job(job_id).job.run_lease for job_id in ids} == {2}
+
+
+@pytest.mark.parametrize("change", [Discard(), Retry()], ids=["discard", "retry"])
+def test_jobs_that_end_after_the_beginning_are_not_meant(
+    session: psycopg.Connection[Any], change: Any
+) -> None:
+    """Whoever submitted it has not seen them."""
+    early = [in_state("failed"), canonical("failed")]
+    early.append(in_state("dead" if isinstance(change, Discard) else "cancelled"))
+    late, also = many(3), canonical("running")
+    running = claimed(limit=3)
+    operation = operations.submit_batch(change, JobFilter(kind="k"))
+
+    def end(taken: list[Attempt]) -> bool:
+        if taken and operations.batch_operation(operation.id).state == "scanning":
+            ended(taken.pop(), Terminal("late"))
+            ended(taken.pop(), Terminal("late"), dead_letters=True)
+            operations.cancel(taken.pop().job_id)
+            stored.run(
+                "UPDATE awa.jobs_hot SET state = 'failed', finalized_at = clock_timestamp() WHERE id = %s",
+                also,
+            )
+        return False
+
+    assert runner(session, stopping=lambda: end(running)).run()
+    assert not running
+    assert counts(operations.batch_operation(operation.id)) == ("completed", len(early), len(early), 0, 0)
+    assert sorted(state_of(job_id) for job_id in late) == ["cancelled", "dead", "failed"]
+    assert operations.load_job(also, plane="canonical").job.state == "failed"
 
 
 def test_a_job_that_gets_away_in_the_first_round_is_met_in_the_second(
@@ -354,7 +384,7 @@ def test_a_look_reads_no_more_than_its_stretch(session: psycopg.Connection[Any],
         ids = many(400, run_at=LATER)
     else:
         ids = spread(400, state)
-    values = dict.fromkeys(("kind", "queue", "tag", "created_from", "created_before"))
+    values = dict.fromkeys(("kind", "queue", "tag", "created_from", "created_before", "ended_by"))
     values |= {"states": ["scheduled", "cancelled"], "scan": 50, "until": ids[-1]}
     values |= {"lane_queue": "q", "priority": 2, "shard": 0, "below": 300 if place == "lane" else ids[300]}
     explain = "EXPLAIN (ANALYZE, FORMAT JSON) " + statement("queue_storage/walk", place)

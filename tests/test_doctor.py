@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -533,26 +532,29 @@ def test_who_holds_a_lock_for_which_others_wait(examined: str, monkeypatch: pyte
         waiters = [threading.Thread(target=wait, args=[each], daemon=True) for each in (first, second)]
         for waiter in waiters:
             waiter.start()
-        wait_until(
-            lambda: watching.execute(
-                "SELECT 1 FROM pg_locks WHERE NOT granted AND database ="
-                " (SELECT oid FROM pg_database WHERE datname = current_database())"
-                " AND waitstart < clock_timestamp() - interval '0.2 seconds' OFFSET 1"
-            ).fetchone()
-        )
-        said = found(
-            "locks", Level.WARNING, "(holder, idle in transaction)", "2 sessions wait", "on awa.batch_operation_items.",
-            f"pg_terminate_backend({holder.info.backend_pid})", using=name,
-        )  # fmt: skip
-        assert [item for item in operations.doctor(using=name) if item.check == "locks"] == [
-            replace(said, sentence=ANY)
-        ]
-        monkeypatch.setattr(module("server"), "VERY_LONG_WAIT", 0.1)
-        found("locks", Level.ERROR, "holder", using=name)
-        for each in (first, second):
-            each.cancel()
-        for waiter in waiters:
-            waiter.join(10)
+        try:
+            wait_until(
+                lambda: watching.execute(
+                    "SELECT 1 FROM pg_locks WHERE NOT granted AND database ="
+                    " (SELECT oid FROM pg_database WHERE datname = current_database())"
+                    " AND waitstart < clock_timestamp() - interval '0.2 seconds' OFFSET 1"
+                ).fetchone()
+            )
+            said = found(
+                "locks", Level.WARNING, "(holder, idle in transaction)", "2 sessions wait",
+                "on awa.batch_operation_items.",
+                f"pg_terminate_backend({holder.info.backend_pid})", using=name,
+            )  # fmt: skip
+            assert [item for item in operations.doctor(using=name) if item.check == "locks"] == [
+                replace(said, sentence=ANY)
+            ]
+            monkeypatch.setattr(module("server"), "VERY_LONG_WAIT", 0.1)
+            found("locks", Level.ERROR, "holder", using=name)
+        finally:
+            for each in (first, second):
+                each.cancel()
+            for waiter in waiters:
+                waiter.join(10)
         holder.rollback()
         found("locks", Level.OK, using=name)
 
@@ -592,8 +594,7 @@ def test_limits_on_connections(examined: str, monkeypatch: pytest.MonkeyPatch) -
         with_figures(100, 20, 5, 5, -1, 9)
         found("connections", Level.ERROR, "5 of 5 connections of this role", using=name)
         with_figures(100, 20, -1, 5, -1, 9)
-        pooled = SimpleNamespace(settings_dict={"OPTIONS": {"pool": {"max_size": 2}}})
-        monkeypatch.setattr(module("server"), "postgres", lambda alias: pooled)
+        monkeypatch.setattr(module("server"), "pool_size", lambda alias: 2)
         (said,) = module("server").connections(examination(name))
         assert (said.level, "has 2 connections" in said.sentence) == (Level.WARNING, True)
 

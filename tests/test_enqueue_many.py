@@ -498,12 +498,3 @@ def test_jobs_that_come_back_keep_their_history_at_new_positions() -> None:
         (row["queue"], row["first_lane_seq"], row["next_lane_seq"], row["first_run_at"])
         for row in stored.segments()[1:]
     ] == [("default", 2, 4, at), ("mail", 1, 2, at)]
-
-
-@pytest.mark.django_db
-def test_a_job_that_comes_back_without_its_key_is_stored_without_it() -> None:
-    job = taken(900_001, unique_key=b"k" * 16, unique_states="11101001")
-    with transaction.atomic(), plain_cursor("default") as cursor:
-        insert_ready(cursor, [landing(job).replace(keeps_unique=False)])
-    (row,) = stored.ready()
-    assert (row["unique_key"], row["unique_states"]) == (None, None)

@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from awa_django import operations
 from awa_django.enqueue import enqueue, enqueue_many
-from awa_django.errors import InvalidJob, JobNotFound, UniqueConflict, WrongState
+from awa_django.errors import InvalidJob, JobNotFound, TooManyJobs, UniqueConflict, WrongState
 from awa_django.jobs import Attempt, JobInsert
-from awa_django.operations import JobFilter, Reason, SetPriority
+from awa_django.operations import JobFilter, Reason, SetPriority, change, verbs
 from awa_django.outcomes import Completed, Failed, Outcome, Terminal
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.states import JobState
@@ -273,13 +273,14 @@ def test_moving_a_job_keeps_when_it_was_due_and_stamps_where_it_came_from_once()
 @pytest.mark.parametrize("deadline", [0, 60])
 @pytest.mark.parametrize("how", ["priority", "queue"])
 def test_a_job_that_was_moved_to_the_same_position_of_another_lane_is_one_job(
-    how: str, deadline: int, end: str
+    how: str, deadline: int, end: str, django_capture_on_commit_callbacks: Any
 ) -> None:
     """Both of its ready rows have one id, one run lease and one position; only the lane tells them apart."""
     job_id = added(metadata={"m": 1})
-    moved = (
-        operations.set_priority(job_id, 3) if how == "priority" else operations.move_queue(job_id, "r")
-    ).job
+    with django_capture_on_commit_callbacks(execute=True):  # the old lane's cursor passes it
+        moved = (
+            operations.set_priority(job_id, 3) if how == "priority" else operations.move_queue(job_id, "r")
+        ).job
     (attempt,) = claimed(moved.queue, deadline=timedelta(seconds=deadline))
     assert [(row["job_id"], row["lane_seq"]) for row in stored.ready()] == [(job_id, 1), (job_id, 1)]
     match end:
@@ -313,6 +314,30 @@ def test_everything_is_undone_with_the_callers_transaction() -> None:
     assert stored.claims() == {KEY: job_id}
 
 
+def test_a_deadlock_leaves_the_callers_transaction_usable_and_is_heard_of_only_if_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take, deadlocks = change._take, 1
+
+    def taking(at: Any, *arguments: Any) -> Any:
+        nonlocal deadlocks
+        taken = take(at, *arguments)
+        if deadlocks:
+            deadlocks -= 1
+            at.cursor.execute("DO $$ BEGIN RAISE deadlock_detected; END $$")
+        return taken
+
+    monkeypatch.setattr(change, "_take", taking)
+    job_id = added()
+    with transaction.atomic():
+        assert operations.cancel(job_id).ids == [job_id]
+        assert state_of(job_id) == "cancelled"
+    deadlocks = change.DEADLOCKS
+    with pytest.raises(OperationalError):
+        operations.retry(job_id)
+    assert state_of(job_id) == "cancelled"
+
+
 def test_a_cancelled_job_keeps_the_key_of_its_state_only_if_nobody_else_has_it() -> None:
     mask = "01000010"  # available and cancelled, not running
     (first,) = [in_state("running", unique_key=KEY, unique_states=mask)]
@@ -322,7 +347,7 @@ def test_a_cancelled_job_keeps_the_key_of_its_state_only_if_nobody_else_has_it()
     assert stored.claims() == {KEY: second}
 
 
-def test_a_job_that_lost_its_unique_key_to_a_newer_one_does_not_have_it_again_when_it_is_retried() -> None:
+def test_a_job_that_lost_its_unique_key_asks_for_it_again_when_it_is_retried() -> None:
     mask = "00100010"  # running and cancelled
 
     def claim_all() -> Any:
@@ -343,9 +368,31 @@ def test_a_job_that_lost_its_unique_key_to_a_newer_one_does_not_have_it_again_wh
         [second],
     ]
     operations.retry(second)
-    assert operations.load_job(second).job.unique_key is None
-    got = claim_all()
-    assert [attempt.job_id for attempt in got.attempts] == [second], "it is no rival of the first any more"
+    assert [attempt.job_id for attempt in claim_all().refused] == [second], "it runs beside the first"
+    ended(got.attempts[0], Completed())
+    operations.retry(second)
+    assert [attempt.job_id for attempt in claim_all().attempts] == [second]
+    assert stored.claims() == {KEY: second}
+
+
+@pytest.mark.parametrize("where", ["narrow", "whole"])
+def test_a_cancelled_duplicate_whose_mask_claims_cancelled_is_retried_only_with_its_key(where: str) -> None:
+    mask = "01001010"  # available, retryable and cancelled
+    if where == "narrow":
+        first = added(priority=1, unique_key=KEY, unique_states=mask)
+        (attempt,) = claimed()
+        newer = added(unique_key=KEY, unique_states=mask)
+        ended(attempt, Failed("again"))
+    else:  # one that waits for its time, which this mask does not cover
+        first = in_state("scheduled", unique_key=KEY, unique_states=mask)
+        newer = added(unique_key=KEY, unique_states=mask)
+        operations.cancel(first)
+    assert (state_of(first), stored.claims()) == ("cancelled", {KEY: newer})
+    (skipped,) = operations.retry(first).skipped
+    assert (skipped.reason, skipped.holder_id) == (Reason.UNIQUE_CONFLICT, newer)
+    (attempt,) = claimed()  # it lets go of the key
+    assert operations.retry(first).ids == [first]
+    assert stored.claims() == {KEY: first}
 
 
 def test_cancelling_by_unique_key_finds_every_sort_of_job_that_has_not_finished_one_at_a_time() -> None:
@@ -375,6 +422,24 @@ def test_a_filter_that_means_everything_is_refused_unless_that_is_meant() -> Non
     assert [state_of(job_id) for job_id in ids] == ["failed", "dead"]
     assert operations.retry(JobFilter(), allow_all=True).ids == ids[:1]
     assert operations.retry_dead(JobFilter(), allow_all=True).ids == ids[1:]
+
+
+def test_a_filter_that_more_jobs_match_than_one_call_changes_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verbs, "MOST", 2)
+    failed = [in_state("failed") for _ in range(3)]
+    with monkeypatch.context() as looking:
+        looking.setattr(verbs, "change_chosen", None)  # nothing is locked
+        with pytest.raises(TooManyJobs, match="submit_batch"):
+            operations.retry_failed(queue="q")
+    assert {state_of(job_id) for job_id in failed} == {"failed"}
+    operations.discard(failed[0])
+    # What only the jobs themselves tell: whether one is a dead letter, and the tags of one that ran and was cancelled.
+    in_state("dead")
+    cancelled = [in_state("cancelled", tags=tags) for tags in (("red",), (), ("red",))]
+    assert operations.retry(JobFilter(state="cancelled", tag="red")).ids == cancelled[::2]
+    assert operations.retry_failed(queue="q").ids == failed[1:]
 
 
 def test_a_filter_chooses_jobs_by_what_they_are() -> None:

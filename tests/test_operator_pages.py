@@ -340,7 +340,7 @@ def test_reads_of_many_figures_take_few_statements() -> None:
         in_state(state)
     for read, most in (
         (operations.activity, 3),
-        (operations.kind_overview, 5),
+        (operations.kind_overview, 7),
         (operations.recent_failures, 2),
         (operations.runtime_overview, 1),
         (operations.known_kinds, 2),
@@ -491,7 +491,7 @@ def test_pages_of_waiting_jobs_follow_each_other_also_where_times_are_equal_or_m
 
 
 def test_a_search_among_many_waiting_jobs_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awa_django.operations.waiting._BUDGET", 4)
+    monkeypatch.setattr("awa_django.operations.waiting._WALK", 4)
     for _ in range(6):
         parked(timedelta(hours=1))
     needle = parked(timedelta(hours=2), tags=("needle",))

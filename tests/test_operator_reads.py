@@ -103,7 +103,8 @@ def test_pages_follow_each_other_without_gap_or_repetition() -> None:
 def test_a_search_in_which_little_is_found_is_broken_off_and_can_be_gone_on_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("awa_django.operations.reading._TAG_WALK", 300)
+    monkeypatch.setattr("awa_django.operations.reading._WALK", 300)
+    monkeypatch.setattr("awa_django.operations.reading._WALKS", 1)
     needle = added(tags=("needle",))
     enqueue_many([JobInsert("k", {}, "q") for _ in range(900)])
     pages = 0
@@ -127,6 +128,7 @@ def test_finished_jobs_are_found_behind_any_number_that_wait(monkeypatch: pytest
     page = operations.list_jobs(JobFilter(states=["completed", "failed"]))
     assert ([record.job.id for record in page.jobs], page.next) == ([failed, done], None)
     monkeypatch.setattr("awa_django.operations.reading._LONG_WALK", 500)
+    monkeypatch.setattr("awa_django.operations.reading._WALKS", 1)
     page = operations.list_jobs(JobFilter(state="completed"))
     assert (page.jobs, page.next is None) == ([], False)
     assert [
@@ -371,9 +373,10 @@ def test_pausing_is_recorded_and_stops_claims_until_the_queue_resumes() -> None:
     assert claimed() == []
     (overview,) = operations.queue_overview()
     assert (overview.paused, overview.paused_by) == (True, "ann")
-    operations.pause("q")
-    (overview,) = operations.queue_overview()
-    assert (overview.paused, overview.paused_by) == (True, None)
+    for again, by in (({}, "django"), ({"by": None}, None)):
+        operations.pause("q", **again)
+        (overview,) = operations.queue_overview()
+        assert (overview.paused, overview.paused_by) == (True, by)
     assert operations.resume("q") is True
     assert operations.resume("q") is False
     assert operations.resume("unknown") is False
@@ -475,7 +478,8 @@ def test_a_page_is_found_by_index_however_much_is_stored() -> None:
     stored.run("ANALYZE awa.ready_entries")
     newest = {
         "before": 120_000, "walk": 5000, "size": 51, "kind": None, "queue": None, "tag": None,
-        "deferred": ["scheduled"], "ready": True, "available": True, "done": ["failed"], "dead": True,
+        "created_from": None, "created_before": None, "deferred": ["scheduled"], "ready": True, "available": True,
+        "held": True, "narrow": False, "done": ["failed"], "dead": True,
     }  # fmt: skip
     for name, values in (("newest", newest), ("facts", {"job_ids": "{110000,110001}"})):
         with job_cursor("default") as cursor:

@@ -10,6 +10,7 @@ from typing import Any
 from django.contrib.admin import AdminSite
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from awa_django.admin.actions import Text
 from awa_django.admin.kept import Kept
@@ -161,14 +162,14 @@ def _stats(
             total.available,
             line("enqueued"),
             _("enqueued"),
-            _("%s enqueued in the last minute") % _latest(line("enqueued")),
+            _("%s enqueued, last minute") % _latest(line("enqueued")),
         ),
         _stat(
             JobState.RUNNING,
             total.running,
             ended,
             _("ended"),
-            _("%s ended in the last minute") % _latest(ended),
+            _("%s ended, last minute") % _latest(ended),
         ),
         _stat(JobState.FAILED, failed, line("failed"), _("failed"), _dead_note(total)),
         _stat(
@@ -186,7 +187,7 @@ def _stats(
             "",
         ),
         Stat(
-            _("completed in the last hour"),
+            _("completed, last hour"),
             JobState.COMPLETED.value,
             completed,
             hour.exact,
@@ -207,7 +208,7 @@ def _latest(values: Sequence[float]) -> str:
 
 
 def _dead_note(total: Counts) -> str:
-    return _("%s dead letters") % f"{total.dead:,}" if total.dead else ""
+    return ngettext("%s dead letter", "%s dead letters", total.dead) % f"{total.dead:,}" if total.dead else ""
 
 
 def _retry_note(total: Counts) -> str:
@@ -221,6 +222,6 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _busiest(queues: Sequence[QueueOverview]) -> list[QueueOverview]:
     def busy(queue: QueueOverview) -> tuple[int, int, int]:
-        return (queue.counts.running, queue.counts.queued, queue.completed_last_hour)
+        return (queue.counts.queued, queue.counts.running, queue.completed_last_hour)
 
     return sorted(queues, key=busy, reverse=True)[:SHOWN]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,23 +11,24 @@ from typing import Any
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from awa_django import operations
-from awa_django.admin.actions import Offer, Text, job_key
+from awa_django.admin.actions import Offer, Text, job_key, job_of
 from awa_django.admin.frame import DeskAdmin
 from awa_django.admin.job_lists import JobListAdmin
 from awa_django.admin.job_page import descriptions, job_at, job_page
-from awa_django.admin.pages import may
+from awa_django.admin.pages import look_of_page, may
 from awa_django.admin.payloads import PayloadAdmin, download
 from awa_django.admin.search import Search, pager, position_of, position_text
 from awa_django.admin.values import Values
 from awa_django.admin.verbs import JOB_ACTIONS
 from awa_django.enqueue import queue_alias
-from awa_django.models import QueueMeta
+from awa_django.models import QueueMeta, WaitingCallback
 from awa_django.models.columns import STATE_LABELS
-from awa_django.operations import Counts, Descriptor, JobRecord, Page, QueueOverview
+from awa_django.operations import Counts, Descriptor, JobFilter, JobRecord, Page, QueueOverview
 from awa_django.operations.desk import Desk
 from awa_django.operations.dumps import dump_job, dump_run
 from awa_django.operations.why import why
@@ -34,6 +36,9 @@ from awa_django.states import JobState
 from awa_django.templatetags.awa import plain_text
 
 __all__ = ["JobAdmin"]
+
+#: The id of a callback, as an outside's log has it.
+_CALLBACK = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,24 @@ class JobAdmin(JobListAdmin, PayloadAdmin):
         ]
 
     # The list
+
+    def found_at(self, request: HttpRequest, terms: Mapping[str, str]) -> str:
+        """Where what was typed is found: one job by its number, and a callback by its id, have pages.
+
+        Beside a filter a number narrows that. One that there is not leads to the list, which says so.
+        """
+        typed = request.GET["q"].strip()
+        if not self.search(request.GET).given and "_popup" not in request.GET:
+            if terms.keys() == {"id"} and (number := job_of(terms["id"])) is not None:
+                with look_of_page() as look:
+                    found = operations.list_jobs(JobFilter(ids=[number[0]]), limit=2).jobs
+                if len(found) == 1:
+                    return self.detail_url(job_key(found[0], look.planes))
+            if _CALLBACK.fullmatch(typed) and may(request, "view_waitingcallback"):
+                pages = self.admin_site._registry.get(WaitingCallback)
+                if isinstance(pages, DeskAdmin):
+                    return f"{pages.list_url()}?{urlencode({'q': typed})}"
+        return super().found_at(request, terms)
 
     def read_list(self, request: HttpRequest, look: Desk) -> Mapping[str, Any]:
         """A page of jobs, the newest first, and what there is to filter by."""

@@ -41,7 +41,7 @@ class WorkerAdmin(DeskAdmin):
             "overview": overview,
             "attention": overview.attention,
             "instances": found[:SHOWN],
-            "left_out": max(0, len(found) - SHOWN),
+            "left_out": max(0, (overview.total if every else len(found)) - SHOWN),
             "every": every,
             "in_flight": sum(each.in_flight for each in overview.instances if each.live),
         }

@@ -22,6 +22,7 @@ from awa_django.errors import (
     InvalidJob,
     SchemaOutOfDate,
     StorageTransitionRefused,
+    TooManyJobs,
     UniqueConflict,
     WrongState,
 )
@@ -33,7 +34,9 @@ __all__ = ["run"]
 #: SQLSTATEs of a schema, table, function or column that does not exist.
 _UNKNOWN_OBJECTS = ("3F000", "42P01", "42883", "42703")
 
-_REFUSALS = (LookupError, WrongState, UniqueConflict, StorageTransitionRefused, InvalidSchedule)
+_REFUSALS = (
+    LookupError, WrongState, UniqueConflict, TooManyJobs, StorageTransitionRefused, InvalidSchedule,
+)  # fmt: skip
 
 
 def run(verb: Verb, options: Mapping[str, Any], screen: Screen) -> int:

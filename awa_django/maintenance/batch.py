@@ -31,6 +31,7 @@ from awa_django.operations.desk import Desk, planes_of
 from awa_django.operations.reading import JobFilter, waiting_ids
 from awa_django.planes.arrays import ints
 from awa_django.planes.base import Cursor, Plane
+from awa_django.planes.canonical import CanonicalPlane
 from awa_django.planes.queue_storage.operate import pass_tombstones
 from awa_django.planes.queue_storage.rings import Look
 from awa_django.sql import statement
@@ -93,7 +94,7 @@ class BatchRunner:
         """Note every job that the filter matches now, a page in each transaction."""
         chosen, change = _meaning(operation)
         with context.connection.transaction(), context.connection.cursor() as cursor:
-            plane = planes_of(cursor)[0]
+            plane, _ = _place(cursor, operation, verb_of(change), chosen)
             begun = read_operations(
                 cursor, "begin", id=operation.id, runner=self.runner, ids=_SEQUENCES[plane.name]
             )
@@ -124,10 +125,9 @@ class BatchRunner:
         with context.connection.cursor() as cursor:
             cursor.execute(statement("control/batch", "items"), {"id": operation.id, "limit": CHUNK})
             items = [row[0] for row in cursor.fetchall()]
-            plane = planes_of(cursor)[0]
+            plane, guarded = _place(cursor, operation, verb_of(change), chosen)
         if not items:
             return self._finish(context, operation, BatchState.COMPLETED)
-        guarded = narrowed(verb_of(change), chosen)
         try:
             self._change(context, operation, plane, guarded, items)
         except psycopg.OperationalError:
@@ -215,6 +215,23 @@ def _meaning(operation: BatchOperation) -> tuple[JobFilter, BatchChange]:
         return read_filter(operation.filter), operation.change
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise _Cannot(f"filter or spec cannot be understood: {error}") from error
+
+
+def _place(cursor: Cursor, operation: BatchOperation, verb: Verb, chosen: JobFilter) -> tuple[Plane, Verb]:
+    """The plane that the ids of an operation are of, and its verb for the jobs there that are meant.
+
+    That is where new jobs go. Where they have gone elsewhere since it began, its ids are those of canonical jobs,
+    which by now may be other jobs of queue storage as well: none is meant that is younger than the operation.
+    """
+    plane = planes_of(cursor)[0]
+    cursor.execute(statement("control/batch", "storage"))
+    row = cursor.fetchone()
+    began = operation.started_at
+    if row is None or began is None or row[1] <= began:
+        return plane, narrowed(verb, chosen)
+    if row[0] == "mixed_transition":
+        plane = CanonicalPlane()
+    return plane, narrowed(verb, chosen, passes=lambda taken: taken.created_at <= began)
 
 
 def _desk(context: Context, cursor: Cursor, plane: Plane) -> Desk:

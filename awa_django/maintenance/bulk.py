@@ -356,7 +356,11 @@ class _Run:
             # Those that could not be changed had their turn.
             failed = self._failed_before()
             job_ids = [job_id for job_id in job_ids if job_id not in failed]
-        verb = narrowed(kind_of(walk.change).verb(walk.change), walk.filter)
+        verb = narrowed(
+            kind_of(walk.change).verb(walk.change),
+            walk.filter,
+            passes=lambda taken: walk.ended_in_time(taken.state, taken.finalized_at),
+        )
         with (
             telemetry.current().duty("batch operations"),
             connection.transaction(),

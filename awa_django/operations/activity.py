@@ -32,9 +32,9 @@ NEWEST_DEFERRED = 5_000
 #: Canonical jobs of one minute and sort that are counted; a minute with more shows this many.
 CANONICAL_PER_MINUTE = 2_000
 #: Rows of one sort that are looked at where no index has the wanted order.
-MOST = 20_000
-#: Pages at the end of a table in which the latest failures are looked for.
-LAST_PAGES = 500
+MOST = 5_000
+#: Pages at the end of a table in which the latest failures are looked for; of each slot of the ring a fourth of them.
+LAST_PAGES = 160
 
 _SORTS = ("enqueued", "completed", "failed", "cancelled")
 

@@ -1,7 +1,8 @@
 """One change of some jobs: each is taken from where it is, decided, and placed or dropped.
 
 The state of a job is asked under its lock, by the plane. What may not be changed is put back by undoing
-everything to a savepoint and doing it again without that job, so that the others are changed whole or not at all.
+everything to a savepoint and doing it again without that job, so that the others are changed whole or not at all. So
+is a piece that was the victim of a deadlock.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
+
+from psycopg.errors import DeadlockDetected
 
 from awa_django.errors import JobNotFound, UniqueConflict, WrongState
 from awa_django.jobs import Job, Landed, Landing, Taken
@@ -35,6 +38,9 @@ __all__ = [
 
 #: Jobs that are taken and placed at once.
 CHUNK = 1000
+#: Deadlocks of one piece after which its caller hears of it. Pieces that follow each other in one transaction, and jobs
+#: that moved on while they were looked for, may meet others in another order than theirs.
+DEADLOCKS = 5
 
 
 class Reason(StrEnum):
@@ -155,13 +161,21 @@ class Verb:
     notifies: bool = False
     to_dead_letters: bool = False
 
+    def fits(self, record: JobRecord) -> bool:
+        """Whether a job, as it was read, is in a state for it."""
+        return self.dead if record.dead_letter is not None else record.job.state in self.states
 
-def narrowed(verb: Verb, filter: JobFilter) -> Verb:
-    """The verb for jobs that a filter chose a while ago: asked again, under the lock, whether they are still meant."""
+
+def narrowed(verb: Verb, filter: JobFilter, *, passes: Callable[[Taken], bool] = lambda taken: True) -> Verb:
+    """The verb for jobs that a filter chose a while ago: asked again, under the lock, whether they are still meant.
+
+    ``passes`` is asked of each beside the filter.
+    """
 
     def decide(taken: Taken) -> Landing | Reason | None:
         meant = (
-            (filter.kind is None or taken.kind == filter.kind)
+            passes(taken)
+            and (filter.kind is None or taken.kind == filter.kind)
             and (filter.queue is None or taken.queue == filter.queue)
             and (filter.tag is None or filter.tag in taken.tags)
             and (filter.created_from is None or taken.created_at >= filter.created_from)
@@ -255,6 +269,7 @@ def _move(
     """What landed, what was dropped, and what may not be moved."""
     refused: dict[int, Skipped] = {}
     keyless: set[int] = set()
+    deadlocks = 0
     while True:
         left = [job_id for job_id in job_ids if job_id not in refused]
         try:
@@ -276,7 +291,13 @@ def _move(
             else:
                 refused |= _with_holders(at, fault.refused)
             continue
-        at.spent.extend(taken)
+        except DeadlockDetected:
+            # The other one goes on with what the savepoint let go of.
+            deadlocks += 1
+            if deadlocks == DEADLOCKS:
+                raise
+            continue
+        at.spent.extend(_place_of(job) for job in taken if job.state is JobState.AVAILABLE)
         return landed, dropped, refused
 
 
@@ -304,7 +325,10 @@ def _decide(
         elif decided is None:
             dropped.append(job)
         else:
-            landings.append(decided.replace(keeps_unique=False) if job.job_id in keyless else decided)
+            yields = job.job_id in keyless
+            landings.append(
+                decided.replace(taken=decided.taken.yielding(decided.state)) if yields else decided
+            )
     if refused:
         raise _Refused(refused)
     return landings, dropped
@@ -339,6 +363,13 @@ def _notify(at: Desk, taken: Iterable[Taken]) -> None:
                 "run_leases": ints(job.run_lease for job in held),
             },
         )
+
+
+def _place_of(taken: Taken) -> Taken:
+    """A taken job without what it carries: nothing of very many needs to be held until the commit."""
+    return replace(
+        taken, args=None, metadata={}, tags=(), errors=(), progress=None, stored_payload=None, callback=None
+    )
 
 
 def _last_seen(taken: Taken) -> Job:

@@ -17,14 +17,15 @@ from awa_django.sql import statement
 
 __all__ = ["KindOverview", "kind_overview"]
 
-#: Positions of a lane up to which all its jobs are looked at; of longer lanes a part of their pages.
-SHORT_LANE = 1_000
+#: Positions of a lane up to which all its jobs are looked at; of longer lanes stretches of so many positions, so many
+#: of all lanes together.
+SHORT_LANE, WIDTH, STRETCHES = 1_000, 10, 600
 #: Pages read for one figure.
 BUDGET = 150
 #: Jobs of completion batches whose kinds are looked at for one figure.
 SAMPLES = 500
-#: Rows counted for one figure where there is nothing better.
-MOST = 20_000
+#: Rows counted for one figure where there is nothing better, and canonical jobs counted of one state of all kinds.
+MOST, CANONICAL = 20_000, 150_000
 
 #: A time that was asked for, and a queue.
 Place = tuple[str, str | None]
@@ -40,7 +41,8 @@ class KindOverview:
     on. ``handled_by`` counts live workers that declare the kind.
 
     Unless ``exact``, figures that are large are estimated from a part of the rows: right to a few percent for common
-    kinds, rough for rare ones. ``finished`` is None for a kind so rare that the part has none of it.
+    kinds, rough for rare ones. ``finished`` is None for a kind so rare that the part has none of it. Of canonical jobs
+    so many of each kind and state are counted, and there may be more.
     """
 
     kind: str
@@ -122,24 +124,12 @@ def _overview(kind: str, declared: Sequence[Any] | None, found: _Figures) -> Kin
 
 
 def _lanes(at: Desk, found: _Figures) -> None:
-    at.cursor.execute(
-        statement("queue_storage/kinds", "waiting"), {"short": SHORT_LANE, "budget": BUDGET}, prepare=False
-    )
-    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    positions: dict[str, int] = {}
+    values = {"short": SHORT_LANE, "stretches": STRETCHES, "width": WIDTH}
+    at.cursor.execute(statement("queue_storage/kinds", "waiting"), values, prepare=False)
     for queue, kind, is_short, jobs in at.cursor.fetchall():
-        if is_short:
-            found.wait(kind, queue, jobs)
-        elif kind is None:
-            positions[queue] = jobs
-        else:
-            seen[queue][kind] += jobs
-    for queue, kinds in seen.items():
-        total = sum(kinds.values())
-        found.exact = found.exact and total == positions[queue]
-        for kind, jobs in kinds.items():
-            # Positions that a rolled-back producer left empty are none the less counted: an upper bound.
-            found.wait(kind, queue, max(1, round(jobs * positions[queue] / total)))
+        found.exact = found.exact and is_short
+        # Positions that a rolled-back producer left empty are none the less counted: an upper bound.
+        found.wait(kind, queue, jobs)
 
 
 def _elsewhere(at: Desk, found: _Figures) -> None:
@@ -160,7 +150,14 @@ def _elsewhere(at: Desk, found: _Figures) -> None:
 
 def _history(at: Desk, found: _Figures) -> None:
     places = tails(at, {"ever": None, "hour": 60}, BUDGET)
-    found.exact = found.exact and places.exact
+    is_whole = places.exact
+    if not is_whole:
+        # Too much to read: what lanes have handed out says more of each kind than some pages of what ended.
+        values = {"stretches": STRETCHES, "width": WIDTH}
+        at.cursor.execute(statement("queue_storage/kinds", "finished"), values, prepare=False)
+        found.finished.update(dict(at.cursor.fetchall()))
+        if found.has_all_failed:
+            places = tails(at, {"hour": 60}, BUDGET)
     rows: list[Ended] = []
     batches: defaultdict[Place, float] = defaultdict(float)
     samples: list[Ended] = []
@@ -171,15 +168,16 @@ def _history(at: Desk, found: _Figures) -> None:
             batches[item.part, item.queue] += item.jobs
         else:
             rows.append(item)
-    found.exact = found.exact and len(samples) == sum(batches.values())
+    found.exact = found.exact and is_whole and len(samples) == sum(batches.values())
     # How many rows each queue has is known without reading them, unless another client never counted.
     counted: dict[Place, float] = {}
-    if not places.exact:
+    if not is_whole:
         counted = {("ever", queue): total for queue, total in found.counted_rows.items() if total > 0}
     for item, jobs in [*_scaled(rows, counted), *_scaled(samples, batches)]:
         kind, figure = str(item.kind), max(1, round(jobs))
         if item.part == "ever":
-            found.finished[kind] += figure
+            if is_whole:
+                found.finished[kind] += figure
             if item.state == "failed":
                 found.failed_about[kind] += figure
         elif item.state == "completed":
@@ -208,12 +206,15 @@ def _scaled(items: Sequence[Ended], known: Mapping[Place, float]) -> list[tuple[
 def _canonical(at: Desk, found: _Figures) -> None:
     at.cursor.execute(statement("canonical/names", "kinds"), {}, prepare=False)
     kinds = [row[0] for row in at.cursor.fetchall()]
-    at.cursor.execute(statement("canonical/kinds", "counts"), {"kinds": kinds, "most": MOST}, prepare=False)
+    most = min(MOST, max(200, CANONICAL // max(1, len(kinds))))
+    at.cursor.execute(statement("canonical/kinds", "counts"), {"kinds": kinds, "most": most}, prepare=False)
     for kind, queue, state, jobs in at.cursor.fetchall():
-        found.exact = found.exact and jobs < MOST
+        found.exact = found.exact and jobs < most
         match state:
             case "available" | "scheduled" | "retryable":
-                found.wait(kind, queue, jobs)
+                found.waiting[kind] += jobs
+                if queue is not None:
+                    found.queues[kind].add(queue)
             case "last_hour":
                 found.completed_last_hour[kind] += jobs
             case "completed" | "failed" | "cancelled":

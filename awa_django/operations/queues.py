@@ -45,10 +45,10 @@ _NOT_RUNNING = frozenset(
 # Setting
 
 
-def pause(queue: str, by: str | None = None, *, using: str | None = None) -> None:
+def pause(queue: str, by: str | None = "django", *, using: str | None = None) -> None:
     """Have nobody claim from a queue, or make its due jobs available; running jobs go on, producers notice nothing.
 
-    ``by`` is who paused it, which may be None. Pausing again refreshes time and name; a name nobody knows is accepted.
+    ``by`` is who paused it; None says nobody. Pausing again refreshes time and name; a name nobody knows is accepted.
     """
     if by is not None and (not isinstance(by, str) or "\0" in by):
         raise ValueError(f"by: text is needed, not {by!r}")
@@ -69,7 +69,8 @@ def resume(queue: str, *, using: str | None = None) -> bool:
 def drain(queue: str, *, using: str | None = None, plane: PlaneName | None = None) -> int:
     """Cancel every job of a queue that nobody runs, and say how many; a second time there are none.
 
-    Jobs that arrive meanwhile stay: pause nothing, but stop the producers first.
+    Jobs that arrive meanwhile stay: pause nothing, but stop the producers first. However many they are it is one
+    transaction, during which nobody claims from the lanes; a batch operation, ``Cancel()``, does it bit by bit.
     """
     name = checked_queue(queue)
     total = 0
@@ -97,6 +98,9 @@ def _set(using: str | None, name: str, **values: Any) -> None:
 
 # Counting
 
+#: Pages of a sort of table that are read to count what is in it, unless figures are to be exact.
+_PAGES = 3_000
+
 
 @dataclass(slots=True)
 class Counts:
@@ -104,7 +108,7 @@ class Counts:
 
     ``pruned_completed`` (cancelled ones among them) and ``pruned_failed`` are what history has forgotten. Where figures
     are not ``exact``, ``available`` may be too high by jobs that were cancelled or are just being claimed,
-    ``scheduled`` and ``retryable`` come from statistics if there are many, and ``completed`` includes the cancelled.
+    ``completed`` includes the cancelled, and very many completed jobs, deferred ones or dead letters are estimated.
     """
 
     exact: bool = True
@@ -164,7 +168,7 @@ def state_counts(*, exact: bool = True, using: str | None = None, plane: PlaneNa
 def _counts(at: Desk, exact: bool, queue: str | None) -> dict[str, Counts]:
     found: dict[str, Counts] = {}
     for plane in at.planes:
-        _overview(at, plane, "counts", exact=exact, queue=queue)
+        _overview(at, plane, "counts", exact=exact, queue=queue, pages=_PAGES)
         for name, label, total in at.cursor.fetchall():
             found.setdefault(name, Counts(exact)).add(label, total or 0)
     return found
@@ -240,7 +244,7 @@ def queue_overview(
     """Every queue that has jobs, a description, a setting or a live worker, by name."""
     with desk(using, plane) as at:
         counts = _counts(at, exact, None)
-        hour = _totals(at, "last_hour", exact=exact)
+        hour = _totals(at, "last_hour", exact=exact, pages=_PAGES // 4)
         lag: dict[str, float] = {}
         for each in at.planes:
             _overview(at, each, "lag")
@@ -260,7 +264,7 @@ def _shown(counts: Mapping[str, Counts]) -> Collection[str]:
 
 
 def waiting_kinds(*, using: str | None = None, plane: PlaneName | None = None) -> dict[str, int]:
-    """How many jobs of each kind have not started, most first; too high by those just claimed or cancelled.
+    """How many jobs of each kind have not started, most first. Reads all that wait.
 
     For comparing with the kinds that a release registers, before it is rolled out.
     """

@@ -8,9 +8,10 @@ the view ``awa.jobs``, which makes all jobs before it filters any. Reads take no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, NamedTuple
 
 from awa_django.errors import JobNotFound
@@ -44,15 +45,25 @@ __all__ = [
 
 #: Ids that one look finds in a place, at the most, for who wants them all.
 _SCAN = 20_000
-#: Rows of a place that the looks for one page walk over before it is handed out short, with the position to go on from:
-#: where each has to be asked for its tags, where for its kind or queue, and where only what waits is in the way.
-_TAG_WALK, _WALK, _LONG_WALK = 30_000, 100_000, 400_000
+#: Rows of a place that one look for a page walks over: where each has to be asked for what the filter says of it, and
+#: where only what waits is in the way.
+_WALK, _LONG_WALK = 60_000, 150_000
+#: Looks that find less than a page, at the most, and the seconds after which there is no further one. The page is then
+#: handed out short, with the position to go on from.
+_WALKS, _PATIENCE = 4, 0.25
+#: Attempts that wait for an answer, whose kinds and tags have to be asked for one by one.
+_PARKED_WALK = 20_000
+#: Positions and ends of a queue up to which all are read, since among the newest of all queues there may be none of it.
+_FEW = 50_000
 #: The highest id that the database can hold.
 HIGHEST_ID = 2**63 - 1
 #: Looks for one page, which matter where many ids pass and their jobs do not.
 _LOOKS = 8
 #: Jobs put together by one statement.
 _LOAD = 500
+#: How far the order of ids may be from that of times: clocks of producers differ, and a transaction may be open for
+#: a while before it stores the jobs that say they were created when it began.
+_SLACK = timedelta(minutes=15)
 
 _STATES = {state.value: state for state in JobState}
 _DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
@@ -65,7 +76,8 @@ class JobFilter:
     """Which jobs are meant; members that are set must all hold.
 
     ``state`` is a state or its name, ``states`` several; a name that is no state matches nothing. ``tag`` is one tag
-    that the job must have. ``created_from`` is inclusive, ``created_before`` exclusive; both are aware instants.
+    that the job must have. ``created_from`` is inclusive, ``created_before`` exclusive; both are aware instants. Lists
+    look for such jobs where ids of that time are, give or take a quarter of an hour.
     """
 
     state: JobState | str | None = None
@@ -280,22 +292,42 @@ def pick_out(
         records = [record for record in load(at.cursor, plane, ids) if filter.passes(record.job)]
         return records[:size], 0
     found: list[JobRecord] = []
-    if filter.tag is not None:
-        walk, looks = _TAG_WALK, 2
-    else:
-        walk, looks = (_LONG_WALK if filter.kind is filter.queue is None else _WALK), _LOOKS
+    lowest, before = _of_time(at.cursor, plane, filter, before)
+    asked = (filter.kind, filter.queue, filter.tag, filter.created_from, filter.created_before)
+    walk = _LONG_WALK if all(member is None for member in asked) else _WALK
     # Without a filter every id that is found is a job, save those that are two rows.
     taken = size
-    for _ in range(looks):
+    # Where history is not wanted a look takes several statements.
+    walks = _WALKS if JobState.COMPLETED in wanted else min(_WALKS, 2)
+    began = monotonic()
+    for _ in range(_LOOKS):
         ids, floor = _newest(at.cursor, plane, filter, wanted, before, walk=walk, size=taken)
         found += [record for record in load(at.cursor, plane, ids) if filter.passes(record.job)]
         if len(found) >= size:
             return found[:size], found[size - 1].job.id
-        before = floor
-        if not floor or len(ids) < taken:
-            break  # nothing below, or so little that the next look would walk as far again
+        before = floor if floor > lowest else 0
+        if len(ids) < taken:
+            # So few found means that the next look will walk as far again.
+            walks -= 1
+        if not before or (len(ids) < taken and (walks == 0 or monotonic() - began > _PATIENCE)):
+            break
         taken = min(taken * 4, _LOAD)
     return found, before
+
+
+def _of_time(cursor: Cursor, plane: Plane, filter: JobFilter, before: int) -> tuple[int, int]:
+    """The id at and below which no job is of the filter's time, and ``before`` or a lower id from which on none is."""
+    if filter.created_from is None and filter.created_before is None:
+        return 0, before
+    cursor.execute(
+        statement(f"{plane.name}/listing", "ids_created"),
+        {"created_from": filter.created_from, "created_before": filter.created_before, "slack": _SLACK},
+        prepare=False,
+    )
+    row = cursor.fetchone()
+    assert row is not None
+    first, later = row
+    return 0 if first is None else first - 1, before if later is None else min(before, later)
 
 
 def _newest(
@@ -319,41 +351,58 @@ def _newest(
         "kind": filter.kind,
         "queue": filter.queue,
         "tag": filter.tag,
+        "created_from": filter.created_from,
+        "created_before": filter.created_before,
         "deferred": _names(wanted & _DEFERRED),
     }
-    rows: list[tuple[str, list[int], int | None]] = []
+    rows: list[tuple[str, list[int], int | None]]
     if plane.name == "canonical":
-        cursor.execute(
-            statement("canonical/listing", "newest"),
-            {**common, "hot": _names(wanted - _DEFERRED)},
-            prepare=False,
-        )
-        rows = cursor.fetchall()
+        rows = _found(cursor, "canonical", "newest", {**common, "hot": _names(wanted - _DEFERRED)})
     else:
-        # Where history is not wanted, what waits in lanes is found from their cursors on, and attempts that go on
-        # by what is open.
-        lanes = JobState.COMPLETED in wanted
-        cursor.execute(
-            statement("queue_storage/listing", "newest"),
-            {
-                **common,
-                "ready": lanes,
-                "available": JobState.AVAILABLE in wanted,
-                "done": _names(wanted & _ENDED),
-                "dead": JobState.FAILED in wanted,
-            },
-            prepare=False,
-        )
-        rows = cursor.fetchall()
-        elsewhere = (("newest_available", {JobState.AVAILABLE}), ("newest_open", _HELD))
-        for name, states in elsewhere:
-            if not lanes and wanted & states:
-                cursor.execute(statement("queue_storage/listing", name), common, prepare=False)
-                rows += cursor.fetchall()
+        rows = _newest_in_rings(cursor, common, wanted)
     # Of a place that has more, nothing is known below its last id.
     floor = max((found[-1] if len(found) == size else lowest or 0 for _, found, lowest in rows), default=0)
     ids = {job_id for _, found, _ in rows for job_id in found}
     return sorted((job_id for job_id in ids if job_id >= floor), reverse=True), floor
+
+
+def _newest_in_rings(
+    cursor: Cursor, common: Mapping[str, Any], wanted: frozenset[JobState]
+) -> list[tuple[str, list[int], int | None]]:
+    # Where history is not wanted, what waits in lanes is found from their cursors on, and attempts that go on by what
+    # is open.
+    lanes = JobState.COMPLETED in wanted
+    places = {
+        "ready": lanes,
+        "available": JobState.AVAILABLE in wanted,
+        "held": bool(wanted & _HELD),
+        "narrow": wanted != frozenset(JobState),
+        "done": _names(wanted & _ENDED),
+        "dead": JobState.FAILED in wanted,
+    }
+    rows = []
+    if common["queue"] is not None and (lanes or wanted & _ENDED):
+        rows = _found(cursor, "queue_storage", "newest_of_queue", {**common, **places, "few": _FEW})
+        if rows:
+            places |= {"ready": False, "done": [], "dead": False}
+    rows += _found(cursor, "queue_storage", "newest", {**common, **places})
+    elsewhere = (
+        ("newest_available", JobState.AVAILABLE),
+        ("newest_running", JobState.RUNNING),
+        ("newest_parked", JobState.WAITING_EXTERNAL),
+    )
+    for name, state in elsewhere:
+        if not lanes and state in wanted:
+            walk = min(common["walk"], _PARKED_WALK) if name == "newest_parked" else common["walk"]
+            rows += _found(cursor, "queue_storage", name, {**common, "walk": walk})
+    return rows
+
+
+def _found(
+    cursor: Cursor, plane: PlaneName, name: str, values: Mapping[str, Any]
+) -> list[tuple[str, list[int], int | None]]:
+    cursor.execute(statement(f"{plane}/listing", name), values, prepare=False)
+    return cursor.fetchall()
 
 
 def _names(states: Collection[JobState]) -> list[str]:

@@ -19,6 +19,8 @@ from awa_django.sql import statement
 
 __all__ = ["QueueRuntime", "Runtime", "RuntimeOverview", "RuntimeQueue", "runtime", "runtime_overview"]
 
+#: Processes that are gone which an overview has; where workers come and go by the minute there may be thousands.
+MOST_GONE = 200
 #: Milliseconds beyond which an interval says nothing but "long" (some thirty years).
 _LONG = 10**12
 
@@ -99,8 +101,9 @@ class Runtime:
 class QueueRuntime:
     """One queue over all processes that serve it.
 
-    ``instances`` counts them all; every other figure is of the ``live`` ones. ``capacity`` is how many attempts they
-    could execute at once, all of them together if nothing else wants their permits; None if no live one says.
+    ``instances`` counts those of the overview; every other figure is of the ``live`` ones. ``capacity`` is how many
+    attempts they could execute at once, all of them together if nothing else wants their permits; None if no live one
+    says.
     ``config`` is that of the process that reported last, ``config_mismatch`` says that another live one has a different
     one.
     """
@@ -117,9 +120,10 @@ class QueueRuntime:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOverview:
-    """All worker processes that reported within a day, and the queues they serve.
+    """The worker processes that reported within a day, and the queues they serve.
 
-    ``healthy`` and ``leaders`` count live ones.
+    ``total`` and ``stale`` count them all, ``healthy`` and ``leaders`` the live ones. ``instances`` are all that live
+    and the last :data:`MOST_GONE` of those that are gone; from them come the ``queues``.
     """
 
     total: int
@@ -157,17 +161,20 @@ class RuntimeOverview:
 
 
 def runtime_overview(*, using: str | None = None) -> RuntimeOverview:
-    """Every worker process that reported within a day, the one that reported last first; takes no locks.
+    """The worker processes that reported within a day, the one that reported last first; takes no locks.
 
-    What a row holds in a form that nobody knows is left out, and keeps no other from being seen.
+    Live ones are all there, of the others the last :data:`MOST_GONE`. What a row holds in a form that nobody knows is
+    left out, and keeps no other from being seen.
     """
     with desk(using) as at:
-        instances = tuple(_runtimes(at.cursor, None))
+        rows = _rows(at.cursor, None)
+    total, stale = rows[0][:2] if rows else (0, 0)
+    instances = tuple(_runtime(row[2:]) for row in rows)
     live = [each for each in instances if each.live]
     return RuntimeOverview(
-        total=len(instances),
+        total=total,
         live=len(live),
-        stale=len(instances) - len(live),
+        stale=stale,
         healthy=sum(each.healthy for each in live),
         leaders=sum(each.leader for each in live),
         instances=instances,
@@ -185,14 +192,16 @@ def runtime(instance_id: uuid.UUID | str, *, using: str | None = None) -> Runtim
     except (ValueError, AttributeError, TypeError):
         raise missing from None
     with desk(using) as at:
-        for found in _runtimes(at.cursor, wanted):
-            return found
+        for row in _rows(at.cursor, wanted):
+            return _runtime(row[2:])
     raise missing
 
 
-def _runtimes(cursor: Cursor, instance_id: uuid.UUID | None) -> list[Runtime]:
-    cursor.execute(statement("control/runtimes", "runtimes"), {"instance_id": instance_id})
-    return [_runtime(row) for row in cursor.fetchall()]
+def _rows(cursor: Cursor, instance_id: uuid.UUID | None) -> Sequence[Sequence[Any]]:
+    """As the statement tells, with the totals before each row."""
+    values = {"instance_id": instance_id, "silent": MOST_GONE}
+    cursor.execute(statement("control/runtimes", "runtimes"), values)
+    return cursor.fetchall()
 
 
 def _runtime(row: Sequence[Any]) -> Runtime:

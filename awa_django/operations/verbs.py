@@ -4,8 +4,9 @@ Every function runs in the caller's transaction on Django's connection of the qu
 and takes an id, several, or a :class:`~awa_django.operations.JobFilter`. Its answer says which jobs changed, which did
 not, and why. The state of a job is asked again under its lock.
 
-All of a call is one transaction, whose jobs are locked until it ends and are all in its answer: a filter that many
-thousand jobs pass is better submitted as a batch operation (:func:`~awa_django.operations.submit_batch`).
+All of a call is one transaction, whose jobs are locked until it ends and are all in its answer. A filter that more than
+10 000 jobs pass is refused with :class:`~awa_django.errors.TooManyJobs`, before anything is locked: that is for a batch
+operation (:func:`~awa_django.operations.submit_batch`).
 (contract: api/admin_ops sections 1, 2 and 4, queue-storage/admin sections 1 to 4)
 """
 
@@ -23,7 +24,7 @@ from django.db import transaction
 from awa_django import telemetry
 from awa_django.encoding import encode
 from awa_django.enqueue import queue_alias
-from awa_django.errors import UniqueConflict
+from awa_django.errors import TooManyJobs, UniqueConflict
 from awa_django.jobs import Job, Landing, Taken
 from awa_django.operations.change import (
     Changed,
@@ -37,7 +38,7 @@ from awa_django.operations.change import (
     narrowed,
 )
 from awa_django.operations.desk import Desk, desk
-from awa_django.operations.reading import HIGHEST_ID, JobFilter, candidates, storable_ids
+from awa_django.operations.reading import HIGHEST_ID, JobFilter, candidates, load, storable_ids
 from awa_django.outcomes import OperatorCancel, OperatorRetry
 from awa_django.planes.arrays import ints
 from awa_django.planes.base import Plane
@@ -73,6 +74,9 @@ __all__ = [
 ]
 
 Selection = int | Iterable[int] | JobFilter
+
+#: Jobs that a filter may mean. So many are locked for some seconds, and nobody claims from their lanes meanwhile.
+MOST = 10_000
 
 _LIVE = frozenset(state for state in JobState if not state.is_terminal)
 _FAILED = frozenset({JobState.FAILED})
@@ -139,12 +143,43 @@ def _change_matching(at: Desk, verb: Verb, chosen: JobFilter) -> Changed:
     states = chosen.wanted & (verb.states | (_FAILED if verb.dead else frozenset()))
     eligible = replace(chosen, state=None, states=states)
     guarded = narrowed(verb, chosen)
-    for plane in at.planes:
-        for piece in chunks(candidates(at, plane, eligible, dead_only=not verb.states)):
+    for plane, ids in _chosen(at, verb, eligible):
+        for piece in chunks(ids):
             done = change_chosen(at, plane, guarded, piece)
             jobs += done.jobs
             skipped += [item for item in done.skipped if item.reason is not Reason.NOT_MEANT]
     return Changed(jobs, skipped)
+
+
+def _chosen(at: Desk, verb: Verb, eligible: JobFilter) -> list[tuple[Plane, list[int]]]:
+    """The jobs of each plane that may pass a filter; raises ``TooManyJobs`` if more do than one call may change."""
+    chosen: list[tuple[Plane, list[int]]] = []
+    room = MOST
+    for plane in at.planes:
+        ids = candidates(at, plane, eligible, dead_only=not verb.states)
+        if len(ids) > room:
+            # Some of them may not be meant after all, which only the jobs themselves tell.
+            ids = _meant(at, plane, verb, eligible, ids, room)
+        room -= len(ids)
+        chosen.append((plane, ids))
+    return chosen
+
+
+def _meant(
+    at: Desk, plane: Plane, verb: Verb, eligible: JobFilter, ids: Iterable[int], most: int
+) -> list[int]:
+    meant: list[int] = []
+    for piece in chunks(ids):
+        records = load(at.cursor, plane, piece)
+        meant += sorted(
+            record.job.id for record in records if verb.fits(record) and eligible.passes(record.job)
+        )
+        if len(meant) > most:
+            raise TooManyJobs(
+                f"more than {MOST:,} jobs match the filter, too many to be changed in one transaction; have them "
+                "changed bit by bit: submit_batch(), or --batch on the command line"
+            )
+    return meant
 
 
 # Single jobs and many

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from awa_django.errors import CallbackNotFound
 from awa_django.operations.desk import Desk, desk
-from awa_django.operations.reading import HIGHEST_ID, JobFilter, load, storable_id
+from awa_django.operations.reading import HIGHEST_ID, JobFilter, load, storable_id, storable_ids
+from awa_django.planes.arrays import ints
 from awa_django.planes.base import Plane
 from awa_django.planes.records import JobRecord, PlaneName
 from awa_django.sql import statement
@@ -18,8 +19,8 @@ from awa_django.states import JobState
 
 __all__ = ["WaitingJob", "WaitingPage", "WaitingPosition", "find_callback", "waiting_callbacks"]
 
-#: Waiting attempts looked at for one page before it is handed out short.
-_BUDGET = 5_000
+#: Waiting attempts of a plane looked at for one page, before it is handed out short.
+_WALK = 20_000
 #: Later than this the driver hands out a time that Python can hold instead of the one that is stored.
 _FOREVER = datetime(9999, 12, 30, tzinfo=UTC)
 
@@ -56,6 +57,9 @@ class _Found(NamedTuple):
     plane: PlaneName
     job_id: int
     overdue: bool
+    passes: bool
+    #: Whether the search of its plane was broken off here.
+    is_last: bool
 
     @property
     def order(self) -> tuple[bool, datetime, bool, int]:
@@ -82,30 +86,28 @@ def waiting_callbacks(
     size = max(0, min(limit, 1000))
     if JobState.WAITING_EXTERNAL not in chosen.wanted or not size:
         return WaitingPage((), after if not size else None)
-    items: list[WaitingJob] = []
-    looked_at = 0
     with desk(using, plane) as at:
-        while True:
-            found = sorted(
-                (one for each in at.planes for one in _soonest(at, each, chosen, after, size + 1)),
-                key=lambda one: one.order,
-            )
-            looked_at += len(found[:size])
-            for one, record in zip(found[:size], _records(at, found[:size]), strict=True):
-                if record is not None and chosen.passes(record.job):
-                    items.append(WaitingJob(record, one.overdue))
-                after = one.position
-                if len(items) == size:
-                    more = one is not found[-1]
-                    return WaitingPage(items, after if more else None)
-            if len(found) <= size:
-                return WaitingPage(items, None)
-            if looked_at >= _BUDGET:
-                return WaitingPage(items, after)
+        found = sorted(
+            (one for each in at.planes for one in _soonest(at, each, chosen, after, size)),
+            key=lambda one: one.order,
+        )
+        # Beyond the place where a search was broken off nothing is known of its plane.
+        end = next((number for number, one in enumerate(found) if one.is_last), None)
+        passing = [one for one in (found if end is None else found[: end + 1]) if one.passes]
+        shown = passing[:size]
+        records = _records(at, shown)
+    items = [
+        WaitingJob(record, one.overdue)
+        for one, record in zip(shown, records, strict=True)
+        if record is not None and chosen.passes(record.job)
+    ]
+    if len(passing) > size:
+        return WaitingPage(items, shown[-1].position)
+    return WaitingPage(items, None if end is None else found[end].position)
 
 
 def _soonest(
-    at: Desk, plane: Plane, filter: JobFilter, after: WaitingPosition | None, limit: int
+    at: Desk, plane: Plane, filter: JobFilter, after: WaitingPosition | None, size: int
 ) -> list[_Found]:
     after_at: str | None = None
     after_id = None
@@ -116,13 +118,30 @@ def _soonest(
         after_id = storable_id(after.job_id)
         if plane.name != after.plane:
             after_id = HIGHEST_ID if plane.name == "queue_storage" else 0
+    # Only what is not told by the lease itself has to be looked for.
+    body = (filter.kind, filter.tag, filter.created_from, filter.created_before)
+    is_narrow = any(member is not None for member in body)
     at.cursor.execute(
         statement(f"{plane.name}/waiting", "waiting"),
-        {"queue": filter.queue, "after_at": after_at, "after_id": after_id, "limit": limit},
+        {
+            "kind": filter.kind,
+            "queue": filter.queue,
+            "tag": filter.tag,
+            "created_from": filter.created_from,
+            "created_before": filter.created_before,
+            "after_at": after_at,
+            "after_id": after_id,
+            "job_ids": None if filter.ids is None else ints(storable_ids(filter.ids)),
+            "walk": max(_WALK, size + 1) if is_narrow else size + 1,
+            "limit": size + 1,
+        },
         prepare=False,
     )
     name: PlaneName = "canonical" if plane.name == "canonical" else "queue_storage"
-    return [_Found(timeout_at, name, job_id, overdue) for job_id, timeout_at, overdue in at.cursor.fetchall()]
+    return [
+        _Found(timeout_at, name, job_id, overdue, passes, is_last)
+        for job_id, timeout_at, overdue, passes, is_last in at.cursor.fetchall()
+    ]
 
 
 def _records(at: Desk, found: Sequence[_Found]) -> list[JobRecord | None]:

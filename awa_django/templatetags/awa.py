@@ -163,14 +163,16 @@ def about(value: int) -> str:
 
 
 @register.simple_tag
-def figure(value: int | None, exact: bool = True) -> SafeString:
-    """A number of jobs: quiet if it is zero, rounded if it is an estimate."""
+def figure(value: int | None, exact: bool = True, rough: bool = False) -> SafeString:
+    """A number of jobs: quiet if it is zero, rounded if it is an estimate; a ``rough`` one keeps two digits."""
     if value is None:
         return _NOTHING
     if not value:
         return mark_safe('<span class="awa-zero">0</span>')
-    if exact or value < _ROUND:
+    if exact or (value < _ROUND and not rough):
         return SafeString(f"{value:,}")
+    if value < _ROUND:
+        return SafeString(f"~{round(value, 2 - len(str(value))) if value > 99 else value:,}")
     return format_html('<span title="{}">{}</span>', _("about %s") % f"{value:,}", about(value))
 
 

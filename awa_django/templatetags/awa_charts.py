@@ -81,11 +81,17 @@ def throughput(minutes: Sequence[Minute], label: str = "") -> SafeString:
         bars,
     )
     total = width * max(len(minutes), 1)
+    # What the bars say together, for who cannot see them.
+    said = _("%(label)s: %(completed)s completed, %(failed)s failed") % {
+        "label": label,
+        "completed": f"{sum(minute.completed for minute in minutes):,}",
+        "failed": f"{sum(minute.failed for minute in minutes):,}",
+    }
     return format_html(
         '<svg class="awa-chart" viewBox="0 0 {} 100" preserveAspectRatio="none" role="img" aria-label="{}">'
         '{}<line class="awa-chart-base" x1="0" y1="100" x2="{}" y2="100"/></svg>',
         total,
-        label,
+        said,
         drawn,
         total,
     )

@@ -77,6 +77,8 @@ class Flights:
         self._held: dict[tuple[int, int], Flight] = {}
         self._lock = threading.Lock()
         self._executing = 0
+        #: How many attempts were ever held.
+        self.seen = 0
         self._empty = threading.Condition(self._lock)
 
     def __len__(self) -> int:
@@ -107,6 +109,7 @@ class Flights:
             for flight in flights:
                 self._held[flight.pair] = flight
                 self._executing += 1
+                self.seen += 1
 
     def finish(self, flight: Flight) -> bool:
         """Note that the handler's outcome is known; False if it was known already."""

@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db import OperationalError as DjangoOperationalError
 
 from awa_django.conf import QueueConfig, Settings
-from awa_django.db import connect
+from awa_django.db import connect, pool_size
 from awa_django.jobs import Landed
 from awa_django.operations.batch import BULK_CHANNEL
 from awa_django.operations.rights import missing_rights
@@ -235,11 +235,13 @@ class Worker:
                 "keeps its slot: %s",
                 ", ".join(timed),
             )
-        pool = connections[DEFAULT_DB_ALIAS].settings_dict.get("OPTIONS", {}).get("pool")
         wanted = self.runtime.capacity
-        if isinstance(pool, dict) and pool.get("max_size", 4) < wanted:
+        if connections[DEFAULT_DB_ALIAS].vendor != "postgresql":
+            return
+        if (size := pool_size(DEFAULT_DB_ALIAS)) is not None and size < wanted:
             logger.warning(
-                "the database pool holds %d connections for %d jobs at once; handlers will wait for one",
-                pool.get("max_size", 4),
+                "the database pool holds %d connections for %d jobs at once; handlers will wait for one, and fail if "
+                "that takes too long: raise max_size in OPTIONS['pool']",
+                size,
                 wanted,
             )

@@ -389,18 +389,19 @@ class Runtime:
         False if ``stop`` was set first. Raises ``RuntimeError`` when claiming keeps failing for another reason than
         the database: nothing would ever become empty.
         """
-        while True:
-            if self._wait_claimed_out(stop):
-                if not self._due_within(ahead):
-                    # Something may have been promoted between the two looks: look once more.
-                    for dispatcher in self.dispatchers.values():
-                        dispatcher.ask_whether_empty()
-                    if self._wait_claimed_out(stop):
-                        return True
-                elif not stop.wait(IDLE_LOOK_SECONDS):
-                    continue
-            if stop.is_set():
-                return False
+        while not stop.is_set():
+            seen = self.flights.seen
+            if not self._wait_claimed_out(stop) or self.flights.seen != seen:
+                continue  # what has run since may have left a retry or a follow-up
+            if self._due_within(ahead):
+                stop.wait(IDLE_LOOK_SECONDS)
+                continue
+            # Something may have been promoted between the two looks: look once more.
+            for dispatcher in self.dispatchers.values():
+                dispatcher.ask_whether_empty()
+            if self._wait_claimed_out(stop) and self.flights.seen == seen:
+                return True
+        return False
 
     def _wait_claimed_out(self, stop: threading.Event) -> bool:
         """Wait until the last claims found nothing and every outcome is durable; False if ``stop`` was set."""

@@ -102,7 +102,7 @@ def test_an_operation_of_ours_says_why_jobs_were_skipped() -> None:
     page = words(superuser(), detail_url("batchoperation", operation.id))
     assert "Skipped 3 2 jobs: their state does not allow it 1 job: another job holds their unique key" in page
     assert "awa_django workers only" in page
-    assert "Stop" not in page.partition("Actions taken")[0].rpartition("Retry jobs")[2]
+    assert "Stop" not in page.partition("Past actions")[0].rpartition("Retry jobs")[2]
 
 
 def test_stopping_asks_first_and_is_not_offered_twice() -> None:

@@ -71,7 +71,8 @@ def test_the_figures_are_those_of_the_queue_and_lead_to_the_jobs() -> None:
     ]
     assert shown[2][1] == f"{list_url('job')}?state=failed"
     assert answer.content.decode().count('class="awa-spark"') == 6
-    assert "1 dead letters" in page
+    assert "1 dead letter " in page
+    assert "1 dead letter." in page
     assert figures in ({}, {state: int(value) for state, _url, value in shown})
 
 
@@ -91,6 +92,17 @@ def test_queues_workers_and_failures_are_shown_with_their_marks() -> None:
     assert re.search(r"gone:\d+ stale – 2 h ago", page)
     assert f"k #{failed} failed mail gone 1 / 25" in page
     assert detail_url("runtimeinstance", live) in superuser().get(dashboard_url()).content.decode()
+
+
+@pytest.mark.django_db
+def test_the_queue_with_most_to_do_is_the_first_and_only_what_could_run_misses_a_worker() -> None:
+    in_state("running", queue="alone")
+    for _ in range(3):
+        added(queue="crowded")
+    waiting(queue="parked")
+    page = words(superuser(), dashboard_url()).partition("Busiest queues")[2]
+    assert re.search(r"crowded no worker 3 0 .* alone 1 1 ", page)
+    assert "parked no worker" not in page, "an answer from outside is what it waits for"
 
 
 @pytest.mark.django_db
@@ -270,6 +282,14 @@ def test_estimates_have_as_many_digits_as_they_deserve(value: int, said: str) ->
     assert awa.about(value) == said
     assert said in awa.figure(value, False)
     assert f"{value:,}" in awa.figure(value, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0, "0"), (84, "~84"), (204, "~200"), (6_528, "~6,500"), (12_345, "~12.3 k")]
+)
+def test_a_rough_estimate_says_so_and_keeps_two_digits(value: int, said: str) -> None:
+    assert f">{said}<" in f">{awa.figure(value, False, True)}<"
+    assert "~" not in awa.figure(value, True, True)
 
 
 def test_values_are_escaped_and_marked_up() -> None:

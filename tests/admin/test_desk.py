@@ -155,6 +155,37 @@ def test_a_name_of_emoji_and_markup_has_a_page_and_a_history(model: str) -> None
         assert "1 queue paused." in text_of(history)
 
 
+def test_past_actions_say_who_and_when_and_lead_back_to_the_object() -> None:
+    job_id = in_state("failed")
+    browser = client("view_job", "retry_job", name="ada")
+    url = detail_url("job", job_id).replace("/change/", "/history/")
+    nothing = text_of(browser.get(url))
+    assert "Nobody has done anything to it from here" in nothing
+    browser.post(action_url("job", job_id, "retry"), {"confirmed": "1"})
+    answer = browser.get(url)
+    page = text_of(answer)
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC ada Retry: 1 job will run again\.", page)
+    assert f'<a href="{detail_url("job", job_id)}">' in answer.content.decode()
+
+
+def test_the_question_before_an_action_stands_below_the_list_and_the_object_that_it_is_about() -> None:
+    job_id = in_state("failed")
+    browser = superuser()
+    one = browser.post(action_url("job", job_id, "retry"), {})
+    assert f"Jobs › job {job_id} › Retry" in text_of(one)
+    several = browser.post(f"{list_url('job')}do/retry/", {"_selected_action": [job_id, in_state("failed")]})
+    assert "Jobs › Retry" in text_of(several)
+
+
+def test_all_that_match_wait_for_a_worker_and_the_question_says_so() -> None:
+    in_state("failed", queue="mail")
+    chosen = {"matching": "1", "queue": "mail"}
+    browser = superuser()
+    assert "No worker is live: it begins" in text_of(browser.post(f"{list_url('job')}do/retry/", chosen))
+    worker("mail")
+    assert "No worker is live" not in text_of(browser.post(f"{list_url('job')}do/retry/", chosen))
+
+
 def test_what_pages_keep_is_read_anew_after_a_verb() -> None:
     reads: list[int] = []
     kept = Kept(timedelta(hours=1), lambda: reads.append(1))

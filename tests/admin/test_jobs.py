@@ -140,7 +140,50 @@ def test_typed_chips_become_the_address_of_the_list() -> None:
     )
     assert answer.request["QUERY_STRING"] == "size=20&queue=mail&tag=two+words&kind=send_mail"
     assert ids_on(answer) == [job_id]
-    assert ids_on(browser.get(list_url(JOBS), {"q": str(job_id)}, follow=True)) == [job_id]
+    answer = browser.get(list_url(JOBS), {"q": str(job_id), "queue": "mail"}, follow=True)
+    assert ids_on(answer) == [job_id], "beside a filter, a number narrows it"
+
+
+def test_a_job_of_very_many_attempts_tells_how_it_began_and_the_latest_of_them() -> None:
+    errors = [
+        json.dumps({"error": f"no {n}", "attempt": n, "at": f"2026-01-01T00:00:{n:02}Z"})
+        for n in range(1, 41)
+    ]
+    stored.run(
+        """
+        INSERT INTO awa.jobs_hot (
+            id, kind, queue, state, attempt, max_attempts, errors, created_at, attempted_at, finalized_at
+        )
+        VALUES (4711, 'k', 'q', 'failed', 40, 40, %s::jsonb[], '2025-12-31 12:00Z', now(), now())
+        """,
+        errors,
+    )
+    answer = superuser().get(detail_url(JOBS, 4711))
+    told = text_of(answer).partition("Timeline")[2]
+    assert len(answer.context["steps"]) > 40
+    assert "Created 2025-12-31 12:00:00 UTC" in told
+    assert f"… and {len(answer.context['steps']) - 21} steps between" in told
+    assert "Attempt 2 failed" not in told
+    assert "Attempt 40 failed" in told
+
+
+def test_a_number_by_itself_leads_to_the_page_of_the_job() -> None:
+    job_id, letter = added(kind="send_mail"), in_state("dead")
+    browser = client("view_job")
+    for number in (job_id, letter):
+        answer = browser.get(list_url(JOBS), {"q": str(number)})
+        assert answer["Location"] == detail_url(JOBS, number)
+    nothing = browser.get(list_url(JOBS), {"q": "4711000"}, follow=True)
+    assert nothing.request["QUERY_STRING"] == "id=4711000"
+    assert "No job matches" in text_of(nothing)
+
+
+def test_the_id_of_a_callback_leads_to_the_callback_for_whoever_may_see_it() -> None:
+    _, token = waiting()
+    typed = {"q": str(token)}
+    answer = superuser().get(list_url(JOBS), typed)
+    assert answer["Location"] == f"{list_url('waitingcallback')}?q={token}"
+    assert "No job matches" in text_of(client("view_job").get(list_url(JOBS), typed, follow=True))
 
 
 def test_a_word_is_a_state_a_kind_or_a_queue_and_else_a_kind_that_there_is_not() -> None:

@@ -38,6 +38,17 @@ def test_the_list_shows_each_schedule_with_its_marks() -> None:
     assert "nightly paused its queue is paused no live worker knows the kind 0 3 * * * UTC k mail in" in page
 
 
+def test_a_schedule_whose_date_never_comes_is_marked_as_one_that_cannot_be_read() -> None:
+    schedule("leap", cron_expr="0 0 30 2 *")
+    schedule("broken", cron_expr="every day")
+    worker("q", kinds=("k",))
+    browser = superuser()
+    page = words(browser, list_url("cronjob"))
+    assert "leap never fires 0 0 30 2 *" in page
+    assert "None: no date matches the expression." in words(browser, detail_url("cronjob", "leap"))
+    assert "no date matches" not in words(browser, detail_url("cronjob", "broken")), "that is not why"
+
+
 def test_without_schedules_the_list_says_how_one_comes_to_be() -> None:
     assert "Declare one with cron(...)" in words(superuser(), list_url("cronjob"))
 
@@ -48,7 +59,7 @@ def test_the_page_of_a_schedule_tells_the_next_ten_fires() -> None:
     answer = superuser().get(detail_url("cronjob", "hourly"))
     page = text_of(answer)
     assert answer.context["fires"] == periodic.next_fires("hourly", 10)
-    assert "all are made up, in order catch_up" in page
+    assert "all of them fire late, in order catch_up" in page
     assert "not by the code of this process" in page
     assert "no live worker knows the kind" not in page
 

@@ -56,6 +56,14 @@ def test_at_the_end_of_the_way_nothing_can_be_done() -> None:
     assert browser.get(detail_url(URL, "storage"))["Location"] == list_url(URL)
 
 
+def test_canonical_jobs_that_were_left_behind_are_no_happy_end() -> None:
+    stored.run("INSERT INTO awa.jobs_hot (kind, queue) VALUES ('k', 'q')")
+    page = words(superuser(), list_url(URL))
+    assert "1 canonical job has not finished" in page
+    assert "manage.py awa_worker --role canonical_drain" in page
+    assert "Nothing is left to be done." not in page
+
+
 def test_a_step_that_is_not_due_is_refused_with_the_reason() -> None:
     (said,) = take("prepare")
     assert "queue storage is in force already" in said

@@ -70,7 +70,7 @@ def test_an_operator_logs_in_and_sees_how_the_queue_is(visiting: Callable[..., V
         "Failed",
         "Scheduled",
         "Waiting for callback",
-        "Completed in the last hour",
+        "Completed, last hour",
     ]
     assert stats["Running"] == "4"
     assert stats["Scheduled"] == "8"

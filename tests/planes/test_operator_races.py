@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,6 +14,9 @@ import psycopg
 import pytest
 
 from awa_django.jobs import Attempt, Landed
+from awa_django.operations.change import change_on
+from awa_django.operations.desk import Desk
+from awa_django.operations.verbs import RETRY
 from awa_django.outcomes import Completed, Failed, OperatorCancel, Outcome, Rescued, Terminal
 from awa_django.planes.base import Cursor, Ids, PastDeadline, Stale
 from awa_django.states import JobState
@@ -178,6 +183,24 @@ def test_a_claim_passes_over_a_lane_in_which_a_job_is_being_cancelled(
     assert sound(world)
 
 
+def test_a_claim_lets_go_of_the_key_of_a_job_that_was_stored_while_the_claim_began(
+    world: World, rival: Rival
+) -> None:
+    """What hands jobs out looks later than the statement around it, and finds jobs whose keys that one cannot see."""
+
+    def claim(cursor: Cursor) -> list[Attempt]:
+        return world.plane.claim(cursor, "q", 10, deadline=NO_DEADLINE, aging=NO_DEADLINE).attempts
+
+    world.running(job())  # the lane is there
+    with world.connection.transaction():
+        world.run("LOCK TABLE awa.queue_meta")
+        world.enqueue(job(unique_key=b"k" * 16, unique_states="11000000"))
+        claimed = rival.start(claim)
+        rival.wait_until_blocked(claimed)
+    assert len(claimed.result(LIMIT)) == 1
+    assert world.rows("SELECT * FROM awa.job_unique_claims") == []
+
+
 @DEADLINES
 def test_a_cancel_waits_for_a_claim_and_then_takes_the_attempt(
     world: World, rival: Rival, deadline: timedelta
@@ -246,6 +269,44 @@ def test_of_two_cancels_one_has_the_job(world: World, rival: Rival, where: str) 
         rival.wait_until_blocked(second)
     assert second.result(LIMIT) == []
     assert states(world, job_id) == ["cancelled"]
+    assert sound(world)
+
+
+def test_a_verb_that_falls_victim_to_a_deadlock_is_carried_out_all_the_same(
+    world: World, rival: Rival
+) -> None:
+    attempts = world.running(job(), job())
+    first, second = sorted(attempt.job_id for attempt in attempts)
+    world.end(attempts, Terminal("gone"))
+    hold = "SELECT FROM awa.done_entries WHERE job_id = %s FOR UPDATE"
+    has_second, has_first = threading.Event(), threading.Event()
+
+    def crossing(cursor: Cursor) -> None:
+        cursor.execute("SET LOCAL deadlock_timeout = '1min'")
+        cursor.execute(hold, [second])
+        has_second.set()
+        assert has_first.wait(LIMIT)
+        cursor.execute(hold, [first])
+
+    other = rival.start(crossing)
+    assert has_second.wait(LIMIT)
+
+    @contextmanager
+    def savepoint() -> Iterator[None]:
+        with world.connection.transaction():
+            if not has_first.is_set():
+                world.run(hold, first)
+                has_first.set()
+                rival.wait_until_blocked(other)
+            yield
+
+    world.run("SET deadlock_timeout = '1ms'")
+    with world.connection.transaction(), world.connection.cursor() as cursor:
+        at = Desk(cursor, [world.plane], savepoint)
+        assert change_on(at, world.plane, RETRY, [first, second]).ids == [first, second]
+    other.result(LIMIT)
+    world.run("RESET deadlock_timeout")
+    assert [states(world, job_id) for job_id in (first, second)] == [["available"], ["available"]]
     assert sound(world)
 
 

@@ -301,7 +301,7 @@ def test_a_unique_job_takes_its_key_along_under_its_new_id(leaving: Leaving, mas
     assert (bytes(row["unique_key"]), row["unique_states"]) == (KEY, mask)
 
 
-def test_a_duplicate_whose_mask_covers_cancelled_gives_its_key_up(leaving: Leaving) -> None:
+def test_a_duplicate_whose_mask_covers_cancelled_claims_its_key_no_more(leaving: Leaving) -> None:
     mask = "11001010"
     (attempt,) = leaving.running(job(unique_key=KEY, unique_states=mask))
     leaving.flip()
@@ -313,7 +313,7 @@ def test_a_duplicate_whose_mask_covers_cancelled_gives_its_key_up(leaving: Leavi
     landed = leaving.land(attempt, Failed("boom"))
     assert landed.duplicate
     (row,) = leaving.moved("done_entries")
-    assert (row["unique_key"], row["unique_states"]) == (None, None)
+    assert (bytes(row["unique_key"]), row["unique_states"]) == (KEY, "11001000")
     assert [entry["error"] for entry in row["payload"]["errors"]] == [
         "boom",
         "rescheduled as duplicate: unique claim held by a newer job",

@@ -116,8 +116,8 @@ class Model:
                 assert move in entering, f"{move.job} gave way to nobody"
                 assert move.job.key in self.holders, f"{move.job} gave way to nobody"
                 self._arrive(move, JobState.CANCELLED)
-                if move.job.claims(JobState.CANCELLED):
-                    move.job.key = None
+                bit = JobState.CANCELLED.bit
+                move.job.mask = f"{move.job.mask[:bit]}0{move.job.mask[bit + 1 :]}"
             else:
                 self._arrive(move, move.state)
 

@@ -31,7 +31,7 @@ from tests import databases, invariants  # noqa: E402
 from tests.otherdefault import default_database  # noqa: E402
 from tests.scenarios import desk  # noqa: E402
 from tests.scenarios.desk import MOST_QUERIES, MOST_SECONDS, STATEMENT_TIMEOUT  # noqa: E402
-from tests.scenarios.seeding import FULL, TENTH, Seeded, Size, seed  # noqa: E402
+from tests.scenarios.seeding import FULL, TENTH, Seeded, Size, millions, seed  # noqa: E402
 from tests.scenarios.walking import Statement, Visit, forbidden, most_rows, template  # noqa: E402
 from tests.settings import SERVER_URL  # noqa: E402
 
@@ -63,10 +63,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios.large", description=__doc__)
     parser.add_argument("--tenth", action="store_true", help="a tenth of the jobs, as in the test suite")
     parser.add_argument(
+        "--millions",
+        type=int,
+        metavar="N",
+        help="so many million finished jobs, and what else an installation of that size has, most of it on one "
+        "queue of fifty (ten take some fifteen minutes to make, and 12 GB)",
+    )
+    parser.add_argument(
         "--check", action="store_true", help="check the invariants of what was made, which takes minutes"
     )
     options = parser.parse_args()
     size = TENTH if options.tenth else FULL
+    if options.millions:
+        size = millions(options.millions)
     setup_test_environment()
     report = Report()
     with served() as server_url, databases.scratch(server_url, "large") as url:

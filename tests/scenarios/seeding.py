@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import accumulate, pairwise
 from typing import Any
 
 import psycopg
@@ -25,8 +26,9 @@ from awa_django.transitions import plan
 from awa_django.worker.descriptors import Descriptor
 from awa_django.worker.instance import Instance, Numbers
 from tests.planes.world import World, job
+from tests.scenarios.crowding import Crowd, crowd_the_control_plane, park
 
-__all__ = ["FULL", "TENTH", "Seeded", "Size", "seed"]
+__all__ = ["FULL", "TENTH", "Seeded", "Size", "millions", "seed"]
 
 #: Slots of the queue ring that hold history, besides the current one; the rest is free for the ring to turn into.
 OLD_SLOTS = 12
@@ -38,6 +40,9 @@ CLAIMS = 24
 ENQUEUED = 500
 #: Characters of an argument of a failed job, as pieces of 32.
 PIECES = 320
+
+
+NO_CROWD = Crowd()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,32 @@ class Size:
     retryable: int
     callbacks: int = 6
     running: int = 8
+    crowd: Crowd = NO_CROWD
 
 
 #: What the scenario asks for, and a tenth of it.
 FULL = Size(finished=1_000_000, waiting=200_000, failed=5_000, dead=2_000, scheduled=2_000, retryable=1_000)
 TENTH = Size(finished=100_000, waiting=20_000, failed=500, dead=200, scheduled=200, retryable=100)
+
+
+def millions(number: int) -> Size:
+    """So many million finished jobs with all else in proportion, nine tenths of it on one queue of fifty."""
+    return Size(
+        finished=number * 1_000_000,
+        waiting=number * 100_000,
+        failed=number * 2_000,
+        dead=number * 5_000,
+        scheduled=number * 10_000,
+        retryable=number * 5_000,
+        crowd=Crowd(
+            queues=45,
+            kinds=188,
+            parked=number * 20_000,
+            runtimes=number * 500,
+            schedules=number * 50,
+            operations=number * 200,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +92,10 @@ class Lane:
     queue: str
     priority: int
     kinds: tuple[str, ...]
+    #: Its share of the jobs, among those of the others.
+    weight: int = 1
+    #: The most jobs that one claim handed out, where producers and workers keep pace.
+    claimed: int | None = None
 
 
 LANES = (
@@ -79,7 +109,27 @@ LANES = (
     Lane("payments", 1, ("capture_payment",)),
 )
 #: Where nothing but the few jobs of their sort goes.
-EXPORTS, WEBHOOKS = "exports", "webhooks"
+EXPORTS, WEBHOOKS, PAYPAL = "exports", "webhooks", "paypal"
+
+
+def lanes_of(crowd: Crowd) -> tuple[Lane, ...]:
+    """The lanes of an installation: with many queues, those of one queue have nine tenths of the jobs."""
+    if not crowd.queues:
+        return LANES
+    kinds = [f"sync_{number:03}" for number in range(crowd.kinds)]
+    many = [
+        Lane(
+            f"tenant_{number:02}",
+            1 + number % 4,
+            tuple(kinds[number * len(kinds) // crowd.queues : (number + 1) * len(kinds) // crowd.queues]),
+            claimed=2,
+        )
+        for number in range(crowd.queues)
+    ]
+    few = [lane for lane in LANES if lane.queue != "mail"]
+    mail = [lane for lane in LANES if lane.queue == "mail"]
+    share = 9 * (len(many) + len(few)) // len(mail)
+    return (*(replace(lane, weight=share) for lane in mail), *few, *many)
 
 
 @dataclass(slots=True)
@@ -136,6 +186,7 @@ BODY = f"""(
     SELECT string_agg(md5(block.job_id::text || '/' || piece::text), '')
     FROM generate_series(1, {PIECES}) AS piece
 )"""
+LARGE = f"{ARGS} || CASE WHEN %(large)s::boolean THEN jsonb_build_object('body', {BODY}) ELSE '{{}}' END"
 KIND = "(%(kinds)s::text[])[1 + n %% cardinality(%(kinds)s::text[])]"
 
 BLOCK = f"""
@@ -233,6 +284,8 @@ FOLDED = f"""{DONE}
     )
     SELECT %(slot)s, %(queue)s, %(priority)s, 0, bucket, number
     FROM counted
+    ON CONFLICT (ready_slot, queue, priority, enqueue_shard, counter_bucket) DO UPDATE
+    SET live_terminal_count = queue_terminal_live_counts.live_terminal_count + excluded.live_terminal_count
 """
 LOOSE = f"""{DONE}
     INSERT INTO awa.queue_terminal_count_deltas (
@@ -297,7 +350,7 @@ DEAD = f"""
         created_at, payload, dlq_reason, dlq_at, original_run_lease
     )
     SELECT
-        job_id, kind, %(queue)s, {ARGS}, %(priority)s, 5, 5, 5, at, at, at, at - interval '1 hour',
+        job_id, kind, %(queue)s, {LARGE}, %(priority)s, 5, 5, 5, at, at, at, at - interval '1 hour',
         jsonb_build_object('errors', jsonb_build_array(jsonb_build_object(
             'error', 'ValueError: order ' || job_id || ' has no address', 'attempt', 5,
             'at', to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US') || '+00:00', 'terminal', true
@@ -317,13 +370,15 @@ def seed(url: str, size: Size = TENTH) -> Seeded:
         _write_the_few(World(connection, QueueStoragePlane()), size, seeded)
         with connection.transaction():
             _write_the_control_plane(connection, seeded)
+            crowd_the_control_plane(connection, size.crowd)
         connection.execute("VACUUM (ANALYZE)")
     return seeded
 
 
-def _shares(total: int, parts: int) -> list[int]:
-    """A number as so many nearly equal ones."""
-    return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
+def _shares(total: int, weights: Sequence[int]) -> list[int]:
+    """A number as parts in proportion to their weights, as nearly as whole numbers can be."""
+    ends = [0, *accumulate(weights)]
+    return [total * high // ends[-1] - total * low // ends[-1] for low, high in pairwise(ends)]
 
 
 class _Past:
@@ -334,17 +389,29 @@ class _Past:
         self.size = size
         self.seeded = seeded
         self.next_id = 1
-        self.next_seq = dict.fromkeys(LANES, 1)
+        self.lanes = lanes_of(size.crowd)
+        self.weights = [lane.weight for lane in self.lanes]
+        self.next_seq = dict.fromkeys(self.lanes, 1)
 
     def write(self) -> None:
         self._turn_the_ring()
         self._register_lanes()
-        blocks = (OLD_SLOTS + 1) * len(LANES)
+        # Of few jobs as many in each slot, of many as a day has them: some slots hold thrice as much as others.
+        slots = [1 if not self.size.crowd.queues else 1 + slot % 3 for slot in range(OLD_SLOTS + 1)]
+        blocks = [slot * weight for slot in slots for weight in self.weights]
         finished, failed = iter(_shares(self.size.finished, blocks)), iter(_shares(self.size.failed, blocks))
+        # In turns, since rows of a table lie in the order of time; a small history needs none.
+        rounds = 6 if self.size.finished >= FULL.finished else 1
         for slot in range(OLD_SLOTS + 1):
-            for lane in LANES:
-                self._write_finished(slot, lane, next(finished) + (bad := next(failed)), bad)
-        for lane in LANES:
+            shares = [
+                zip(_shares(next(finished), [1] * rounds), _shares(next(failed), [1] * rounds), strict=True)
+                for _ in self.lanes
+            ]
+            for number in range(rounds):
+                for lane, share in zip(self.lanes, shares, strict=True):
+                    good, bad = next(share)
+                    self._write_finished(slot, lane, good + bad, bad, part=(number, rounds))
+        for lane in self.lanes:
             self._run(
                 "SELECT awa.set_sequence_next(seq_name, %(next)s) FROM awa.queue_claim_heads "
                 "WHERE queue = %(queue)s AND priority = %(priority)s",
@@ -352,9 +419,9 @@ class _Past:
                 queue=lane.queue,
                 priority=lane.priority,
             )
-        for lane, count in zip(LANES, _shares(self.size.waiting, len(LANES)), strict=True):
+        for lane, count in zip(self.lanes, _shares(self.size.waiting, self.weights), strict=True):
             self._write_waiting(lane, count)
-        for lane in LANES:
+        for lane in self.lanes:
             self._run(
                 "SELECT awa.set_sequence_next(seq_name, %(next)s) FROM awa.queue_enqueue_heads "
                 "WHERE queue = %(queue)s AND priority = %(priority)s",
@@ -363,10 +430,21 @@ class _Past:
                 priority=lane.priority,
             )
         for state in ("scheduled", "retryable"):
-            for lane, count in zip(LANES, _shares(getattr(self.size, state), len(LANES)), strict=True):
+            for lane, count in zip(self.lanes, _shares(getattr(self.size, state), self.weights), strict=True):
                 getattr(self.seeded, state).extend(self._write_outside(DEFERRED, lane, count, state=state))
-        for lane, count in zip(LANES, _shares(self.size.dead, len(LANES)), strict=True):
-            self.seeded.dead.extend(self._write_outside(DEAD, lane, count))
+        for lane, count in zip(self.lanes, _shares(self.size.dead, self.weights), strict=True):
+            self.seeded.dead.extend(
+                self._write_outside(DEAD, lane, count, large=bool(self.size.crowd.queues))
+            )
+        if self.size.crowd.parked:
+            park(
+                self.connection,
+                slot=OLD_SLOTS,
+                queue=PAYPAL,
+                first_id=self.next_id,
+                count=self.size.crowd.parked,
+            )
+            self.next_id += self.size.crowd.parked
         self._run("SELECT setval('awa.job_id_seq', %(last)s)", last=self.next_id)
 
     def _run(self, query: str, **values: Any) -> None:
@@ -382,7 +460,7 @@ class _Past:
             )
 
     def _register_lanes(self) -> None:
-        for lane in LANES:
+        for lane in self.lanes:
             for table in ("queue_lanes", "queue_enqueue_heads", "queue_claim_heads"):
                 self._run(
                     f"INSERT INTO awa.{table} (queue, priority) VALUES (%(queue)s, %(priority)s)",
@@ -402,23 +480,29 @@ class _Past:
             "count": count,
             "failed": failed,
             "stride": max(1, count // failed) if failed else 1,
-            "claimed": max(1, min(CLAIMED, count // CLAIMS)),
+            "claimed": lane.claimed or max(1, min(CLAIMED, count // CLAIMS)),
             **times,
         }
         self.next_id += count
         self.next_seq[lane] += count
         return block
 
-    def _write_finished(self, slot: int, lane: Lane, count: int, failed: int) -> None:
+    def _write_finished(
+        self, slot: int, lane: Lane, count: int, failed: int, *, part: tuple[int, int]
+    ) -> None:
         """A slot of the past took two hours; the current one goes on since an hour ago."""
         if not count:
             return
         hours = 1 if slot == OLD_SLOTS else 1 + 2 * (OLD_SLOTS - slot)
-        span = timedelta(minutes=58) if slot == OLD_SLOTS else timedelta(hours=2)
-        block = self._block(slot, lane, count, failed, began=self._ago(hours), step=span / count)
+        number, rounds = part
+        span = (timedelta(minutes=58) if slot == OLD_SLOTS else timedelta(hours=2)) / rounds
+        block = self._block(
+            slot, lane, count, failed, began=self._ago(hours) + number * span, step=span / count
+        )
         for query in (READY, SEGMENT, LEDGER, COMPACT, LOOSE if slot == OLD_SLOTS else FOLDED):
             self._run(query, **block)
-        self.seeded.completed.append(block["first_id"] + count - 1)
+        if number == rounds - 1:
+            self.seeded.completed.append(block["first_id"] + count - 1)
         if failed:
             self.seeded.failed.append(block["first_id"])
 

@@ -241,6 +241,17 @@ def test_draining_ends_with_an_empty_queue_and_may_wait_for_retries(awa_database
         assert job(connection, tomorrow)["state"] == "scheduled"
 
 
+def test_draining_goes_on_with_what_the_last_jobs_left_to_do(awa_database: str) -> None:
+    """A follow-up of a follow-up, and a retry, are there only once their job has ended."""
+    with connected(awa_database) as connection:
+        insert(connection, "stepping", {"left": 6})
+        failing = insert(connection, "slowly_failing", max_attempts=3)
+        with worker(awa_database, "--drain", "--drain-ahead", "10") as process:
+            assert process.wait(30) == 0
+        assert (job(connection, failing)["state"], job(connection, failing)["attempt"]) == ("failed", 3)
+        assert states(connection) == {"completed": 7, "failed": 1}
+
+
 def test_a_drain_can_be_stopped(awa_database: str) -> None:
     with connected(awa_database) as connection:
         job_id = insert(connection, "sleeper", {"seconds": 60})

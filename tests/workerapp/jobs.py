@@ -12,7 +12,8 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, transaction
 
-from awa_django import Cancel, JobContext, RetryAfter, Snooze, TerminalError, job
+from awa_django import Cancel, Job, JobContext, RetryAfter, Snooze, TerminalError, job
+from awa_django.jobs import JobInsert
 
 PROBE = "INSERT INTO probe (label, job_id, attempt, pid) VALUES (%s, %s, %s, %s)"
 
@@ -39,6 +40,23 @@ def sleeper(ctx: JobContext, seconds: float, stubborn: bool = False) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and (stubborn or not ctx.is_cancelled()):
         time.sleep(0.02)
+
+
+@job
+def stepping(ctx: JobContext, left: int) -> None:
+    time.sleep(0.05)
+
+
+@stepping.on_completed
+def next_step(done: Job) -> JobInsert | None:
+    left = done.args["left"]
+    return stepping.request(left=left - 1) if left else None
+
+
+@job
+def slowly_failing(ctx: JobContext) -> None:
+    time.sleep(0.05)
+    raise ValueError("again")
 
 
 @job

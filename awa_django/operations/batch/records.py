@@ -130,6 +130,8 @@ class BatchOperation:
     @property
     def progress(self) -> float | None:
         """The part that is done, 0 to 1; None while jobs are still collected."""
+        if self.state is BatchState.COMPLETED:
+            return 1.0  # awa's own leader may count a job twice that it then changes once
         if self.total_matched is None:
             return None
         return 1.0 if self.total_matched == 0 else min(self.done / self.total_matched, 1.0)

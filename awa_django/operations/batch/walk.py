@@ -1,7 +1,8 @@
 """Looking through all places where jobs may be that an operation means, a bounded piece at a time.
 
 Within a place the way goes downward, by job id or by the position in a lane, so that a job which is put back where it
-came from, or comes anew, is never met again; and up to the ids that were handed out when the walk began. Every look is
+came from, or comes anew, is never met again; and up to the ids that were handed out when the walk began. One that ended
+after that is not meant either: it may be one that the operation itself had run again. Every look is
 one statement over an index range, however much has finished; nothing is locked. Whoever takes the jobs asks again.
 
 Jobs move from waiting to running to an end, so the places are looked through in that order.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, NamedTuple, Self, cast
 
 from awa_django.operations.batch.changes import BatchChange, verb_of
@@ -50,7 +52,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Where to look next. ``bounds`` are the highest ids of each plane that count.
+    """Where to look next. ``bounds`` are the highest ids of each plane that count, ``ended_by`` the latest end.
 
     ``below`` is the key under which to go on, None for the beginning of a place; in lanes it is that of ``lane``, and
     None is the beginning of the lane after it.
@@ -59,6 +61,7 @@ class Walk:
     change: BatchChange
     filter: JobFilter
     bounds: Mapping[PlaneName, int]
+    ended_by: datetime | None
     plane: PlaneName
     place: str
     below: int | None = None
@@ -67,18 +70,14 @@ class Walk:
     @classmethod
     def begin(cls, at: Desk, change: BatchChange, filter: JobFilter) -> Self | None:
         """A walk through everything that is there now; None if there is nowhere to look."""
-        at.cursor.execute(statement("control/bulk", "highest_ids"), {})
+        at.cursor.execute(statement("control/bulk", "bounds"), {})
         row = at.cursor.fetchone()
         assert row is not None
         highest: dict[PlaneName, int] = {"queue_storage": row[0], "canonical": row[1]}
         here = {plane.name for plane in at.planes}
         bounds = {name: job_id for name, job_id in highest.items() if name in here}
-        return cls._first(change, filter, bounds)
-
-    @classmethod
-    def _first(cls, change: BatchChange, filter: JobFilter, bounds: Mapping[PlaneName, int]) -> Self | None:
         for plane, place in _places(change, filter, bounds):
-            return cls(change, filter, bounds, plane, place)
+            return cls(change, filter, bounds, row[2], plane, place)
         return None
 
     @classmethod
@@ -89,13 +88,25 @@ class Walk:
         known = _places(change, filter, bounds)
         if (plane, _proper(place)) not in [(each, _proper(name)) for each, name in known]:
             raise ValueError(f"cursor: place {place!r} of {plane!r} is none that this operation looks at")
-        return cls(change, filter, bounds, plane, place, mark["below"], None if lane is None else tuple(lane))
+        # Operations that an earlier release began know no latest end.
+        ended_by = None if (text := mark.get("ended_by")) is None else datetime.fromisoformat(text)
+        return cls(
+            change,
+            filter,
+            bounds,
+            ended_by,
+            plane,
+            place,
+            mark["below"],
+            None if lane is None else tuple(lane),
+        )
 
     @property
     def mark(self) -> dict[str, Any]:
         """Where it is, in JSON."""
         return {
             "max_job_ids": dict(self.bounds),
+            "ended_by": None if self.ended_by is None else self.ended_by.isoformat(),
             "plane": self.plane,
             "place": self.place,
             "below": self.below,
@@ -109,7 +120,9 @@ class Walk:
 
     def again(self) -> Self | None:
         """The same walk from its beginning, with the same bounds."""
-        return self._first(self.change, self.filter, self.bounds)
+        for plane, place in _places(self.change, self.filter, self.bounds):
+            return replace(self, plane=plane, place=place, below=None, lane=None)
+        return None
 
     def after(self, job: Found) -> Self:
         """To go on below a job that the last look found."""
@@ -225,6 +238,7 @@ class Walk:
             {
                 "below": self.below if name == "lane" else self._below,
                 "until": self.bounds[self.plane],
+                "ended_by": self.ended_by,
                 "scan": scan,
                 "states": sorted(state.value for state in states),
                 "kind": chosen.kind,
@@ -242,13 +256,19 @@ class Walk:
     def _load(self, at: Desk, job_ids: Sequence[int]) -> list[int]:
         """Those of the jobs that are meant, highest id first, by all that is stored of them."""
         verb = verb_of(self.change)
-        meant = []
-        for record in load(at.cursor, self.on, job_ids):
-            states = frozenset({JobState.FAILED}) & self.filter.wanted if record.dead_letter else verb.states
-            allowed = verb.dead if record.dead_letter else True
-            if allowed and record.job.state in states and self.filter.passes(record.job):
-                meant.append(record.job.id)
-        return meant
+        return [
+            record.job.id
+            for record in load(at.cursor, self.on, job_ids)
+            if verb.fits(record)
+            and self.filter.passes(record.job)
+            and self.ended_in_time(record.job.state, record.job.finalized_at)
+        ]
+
+    def ended_in_time(self, state: JobState, finalized_at: datetime | None) -> bool:
+        """Whether a job of this state counts: it goes on, or had ended when the walk began."""
+        if not state.is_terminal or finalized_at is None or self.ended_by is None:
+            return True
+        return finalized_at <= self.ended_by
 
     def _next_place(self) -> Self | None:
         """The beginning of the place after this one."""

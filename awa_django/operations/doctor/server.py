@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from awa_django.conf import get_settings
-from awa_django.db import connect, plain_cursor, postgres
+from awa_django.db import connect, job_cursor, pool_size, postgres
 from awa_django.operations.doctor.finding import Level, Patient, Said
 from awa_django.operations.rights import missing_rights
 from awa_django.operations.words import count, listed, span
@@ -169,7 +169,7 @@ def notify(patient: Patient) -> Iterator[Said]:
 
 def clock(patient: Patient) -> Iterator[Said]:
     """How far this host's clock is off the database's, which decides everything."""
-    with postgres(patient.alias).wrap_database_errors, plain_cursor(patient.alias) as cursor:
+    with postgres(patient.alias).wrap_database_errors, job_cursor(patient.alias) as cursor:
         sent = datetime.now(UTC)
         cursor.execute(statement("control/doctor", "clock"))
         row = cursor.fetchone()
@@ -213,10 +213,7 @@ def connections(patient: Patient) -> Iterator[Said]:
             f"{have} of {limit} connections of {what} are in use{fleet}.",
             "Raise the limit, run fewer worker processes, or put web processes behind a pooler.",
         )
-    pool = postgres(patient.alias).settings_dict.get("OPTIONS", {}).get("pool")
-    if isinstance(pool, dict):
-        # psycopg_pool's own default.
-        size = int(pool.get("max_size") or pool.get("min_size") or 4)
+    if (size := pool_size(patient.alias)) is not None:
         slots = get_settings().global_max_workers or sum(
             queue.max_workers for queue in get_settings().queues.values()
         )

@@ -81,9 +81,7 @@ def _with_keys(cursor: Cursor, landings: Sequence[Landing]) -> list[tuple[Landin
     """
     keyed = [item for item in landings if item.taken.unique_key is not None]
     entering = [
-        item
-        for item in keyed
-        if item.keeps_unique and item.taken.claims(item.state) and not item.taken.claims(item.taken.state)
+        item for item in keyed if item.taken.claims(item.state) and not item.taken.claims(item.taken.state)
     ]
     if not entering:
         return [(item, False) for item in landings]
@@ -92,8 +90,7 @@ def _with_keys(cursor: Cursor, landings: Sequence[Landing]) -> list[tuple[Landin
         (
             (item.taken.unique_key, item.taken.job_id)
             for item in keyed
-            if item.taken.claims(item.taken.state)
-            and not (item.keeps_unique and item.taken.claims(item.state))
+            if item.taken.claims(item.taken.state) and not item.taken.claims(item.state)
         ),
     )
     lost = unique.acquire(cursor, ((item.taken.unique_key, item.taken.job_id) for item in entering))
@@ -164,7 +161,7 @@ def _parameters(landings: Sequence[Landing]) -> dict[str, Any]:
             list(landing.errors[len(landing.taken.errors) :]) or None for landing in landings
         ),
         "metadata": jsons(None if _keeps_metadata(landing) else landing.metadata for landing in landings),
-        "keeps_unique": [landing.keeps_unique for landing in landings],
+        "unique_states": [job.unique_states for job in taken],
         "progress": jsons(landing.progress for landing in landings),
     }
 

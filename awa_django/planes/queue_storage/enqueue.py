@@ -157,12 +157,8 @@ def insert_ready(cursor: Cursor, landings: Sequence[Landing]) -> dict[int, datet
             "shards": ints(shard for _, shard, _ in rows),
             "attempted_at": [job.attempted_at for job in jobs],
             "created_at": [job.created_at for job in jobs],
-            "unique_keys": [
-                job.unique_key if landing.keeps_unique else None for landing, job in _pairs(rows)
-            ],
-            "unique_states": [
-                job.unique_states if landing.keeps_unique else None for landing, job in _pairs(rows)
-            ],
+            "unique_keys": [job.unique_key for job in jobs],
+            "unique_states": [job.unique_states for job in jobs],
             "payloads": jsons(
                 join_payload(landing.metadata, job.tags, landing.errors, landing.progress)
                 for landing, job in _pairs(rows)

@@ -63,7 +63,7 @@ def follow_unique_claims(
         (
             (item.taken.unique_key, item.taken.job_id)
             for item in keyed
-            if may_hold(item.taken) and not (item.keeps_unique and item.taken.claims(item.state))
+            if may_hold(item.taken) and not item.taken.claims(item.state)
         ),
     )
     lost = acquire(
@@ -71,7 +71,7 @@ def follow_unique_claims(
         (
             (item.taken.unique_key, item.taken.job_id)
             for item in keyed
-            if item.keeps_unique and item.taken.claims(item.state) and not holds(item.taken)
+            if item.taken.claims(item.state) and not holds(item.taken)
         ),
     )
     text = RESCHEDULED_DUPLICATE if arriving else RESCUED_DUPLICATE
@@ -115,14 +115,8 @@ def _body(landings: Sequence[Landing]) -> dict[str, Any]:
         "attempted_at": [job.attempted_at for job in taken],
         "finalized_at": [landing.finalized_at for landing in landings],
         "created_at": [job.created_at for job in taken],
-        "unique_keys": [
-            job.unique_key if landing.keeps_unique else None
-            for landing, job in zip(landings, taken, strict=True)
-        ],
-        "unique_states": [
-            job.unique_states if landing.keeps_unique else None
-            for landing, job in zip(landings, taken, strict=True)
-        ],
+        "unique_keys": [job.unique_key for job in taken],
+        "unique_states": [job.unique_states for job in taken],
     }
 
 

@@ -164,7 +164,8 @@ def _of_positions(cursor: Cursor, ready: Sequence[_Fact], settled: set[Pair]) ->
                     )
                 )
             elif is_emitted:
-                emitted.append(fact)
+                # A cursor has passed a position that was spent by a move; the attempt, if any, came of the other one.
+                emitted.insert(len(emitted) if is_tombstoned else 0, fact)
             elif not is_tombstoned:
                 found.append(fact)
     return found + _running(cursor, emitted, settled)

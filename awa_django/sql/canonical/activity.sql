@@ -35,9 +35,11 @@ FROM bounds
 CROSS JOIN unnest(%(queues)s::text[]) AS known (queue)
 CROSS JOIN unnest('{failed,cancelled}'::awa.job_state[]) AS wanted (state)
 CROSS JOIN LATERAL (
+    -- As a range of the index, in its order: for a pair that no job has, all of the table might be read.
     SELECT finalized_at
     FROM awa.jobs_hot
-    WHERE queue = known.queue AND state = wanted.state
+    WHERE (queue, state) >= (known.queue, wanted.state) AND (queue, state) <= (known.queue, wanted.state)
+    ORDER BY queue, state
     LIMIT %(most)s::bigint
 ) AS job
 WHERE job.finalized_at >= bounds.since
@@ -92,14 +94,18 @@ CROSS JOIN LATERAL (
     (
         SELECT id, finalized_at AS failed_at
         FROM awa.jobs_hot
-        WHERE queue = known.queue AND state = 'failed'
+        WHERE (queue, state) >= (known.queue, 'failed'::awa.job_state)
+            AND (queue, state) <= (known.queue, 'failed'::awa.job_state)
+        ORDER BY queue, state
         LIMIT %(most)s::bigint
     )
     UNION ALL
     (
         SELECT id, coalesce(attempted_at, created_at)
         FROM awa.scheduled_jobs
-        WHERE queue = known.queue AND state = 'retryable'
+        WHERE (queue, state) >= (known.queue, 'retryable'::awa.job_state)
+            AND (queue, state) <= (known.queue, 'retryable'::awa.job_state)
+        ORDER BY queue, state
         LIMIT %(most)s::bigint
     )
 ) AS failed

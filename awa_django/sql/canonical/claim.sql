@@ -21,11 +21,20 @@ WITH chosen AS MATERIALIZED (
     LIMIT %(limit)s
     FOR UPDATE OF hot SKIP LOCKED
 ),
+released AS MATERIALIZED (
+    -- The trigger of the update below would come too late for another job of the claim that takes the key.
+    SELECT count(*) FILTER (
+        WHERE awa.release_queue_storage_unique_claim(id, unique_key, unique_states::text, 'available') IS NULL
+    )
+    FROM chosen
+    WHERE unique_key IS NOT NULL AND substring(unique_states::text, 2, 2) = '10'
+),
 acquired AS (
-    -- The trigger of the update below finds the key held by its own job.
+    -- The trigger finds the key held by its own job.
     INSERT INTO awa.job_unique_claims AS claim (unique_key, job_id)
     SELECT DISTINCT ON (unique_key) unique_key, id
     FROM chosen
+    CROSS JOIN released
     WHERE needs_key
     ORDER BY unique_key, priority, run_at, id
     ON CONFLICT (unique_key) DO UPDATE

@@ -46,12 +46,30 @@ WHERE state = 'completed'
 GROUP BY queue;
 
 -- name: lag
--- Since when the longest waiting job of each queue has been due.
+-- Since when the longest waiting job of each queue has been due, found by one step in an index for each queue and priority.
 -- rows:  one for each queue in which a job waits
 -- locks: none
+WITH RECURSIVE head AS (
+    (
+        SELECT queue, priority, run_at
+        FROM awa.jobs_hot
+        WHERE state = 'available'
+        ORDER BY queue, priority, run_at
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT following.queue, following.priority, following.run_at
+    FROM head
+    CROSS JOIN LATERAL (
+        SELECT job.queue, job.priority, job.run_at
+        FROM awa.jobs_hot AS job
+        WHERE job.state = 'available' AND (job.queue, job.priority) > (head.queue, head.priority)
+        ORDER BY job.queue, job.priority, job.run_at
+        LIMIT 1
+    ) AS following
+)
 SELECT queue, extract(epoch FROM statement_timestamp() - min(run_at))::double precision
-FROM awa.jobs_hot
-WHERE state = 'available'
+FROM head
 GROUP BY queue;
 
 -- name: kinds

@@ -22,8 +22,7 @@ SET
         landing.metadata,
         CASE WHEN jsonb_typeof(hot.metadata) = 'object' THEN hot.metadata ELSE '{}' END
     ),
-    unique_key = CASE WHEN landing.keeps_unique THEN hot.unique_key END,
-    unique_states = CASE WHEN landing.keeps_unique THEN hot.unique_states END,
+    unique_states = landing.unique_states::bit(8),
     callback_id = NULL,
     callback_timeout_at = NULL,
     callback_filter = NULL,
@@ -35,10 +34,10 @@ FROM unnest(
     %(job_ids)s::bigint[], %(queues)s::text[], %(states)s::awa.job_state[], %(priorities)s::smallint[],
     %(attempts)s::smallint[], %(run_at)s::timestamptz[], %(keeps_clock)s::boolean[],
     %(attempted_at)s::timestamptz[], %(finalized_at)s::timestamptz[], %(added_errors)s::jsonb[],
-    %(metadata)s::jsonb[], %(keeps_unique)s::boolean[], %(progress)s::jsonb[]
+    %(metadata)s::jsonb[], %(unique_states)s::text[], %(progress)s::jsonb[]
 ) AS landing (
     id, queue, state, priority, attempt, run_at, keeps_clock, attempted_at, finalized_at, added_errors, metadata,
-    keeps_unique, progress
+    unique_states, progress
 )
 WHERE hot.id = landing.id;
 
@@ -62,17 +61,16 @@ SET
         landing.metadata,
         CASE WHEN jsonb_typeof(waiting.metadata) = 'object' THEN waiting.metadata ELSE '{}' END
     ),
-    unique_key = CASE WHEN landing.keeps_unique THEN waiting.unique_key END,
-    unique_states = CASE WHEN landing.keeps_unique THEN waiting.unique_states END,
+    unique_states = landing.unique_states::bit(8),
     progress = landing.progress
 FROM unnest(
     %(job_ids)s::bigint[], %(queues)s::text[], %(states)s::awa.job_state[], %(priorities)s::smallint[],
     %(attempts)s::smallint[], %(taken_at)s::timestamptz[], %(delays)s::double precision[], %(run_at)s::timestamptz[],
     %(attempted_at)s::timestamptz[], %(finalized_at)s::timestamptz[], %(added_errors)s::jsonb[], %(metadata)s::jsonb[],
-    %(keeps_unique)s::boolean[], %(progress)s::jsonb[]
+    %(unique_states)s::text[], %(progress)s::jsonb[]
 ) AS landing (
     id, queue, state, priority, attempt, taken_at, delay, run_at, attempted_at, finalized_at, added_errors, metadata,
-    keeps_unique, progress
+    unique_states, progress
 )
 WHERE waiting.id = landing.id
 RETURNING waiting.id, waiting.run_at;
@@ -89,11 +87,11 @@ WITH landing AS MATERIALIZED (
         %(job_ids)s::bigint[], %(queues)s::text[], %(states)s::awa.job_state[], %(priorities)s::smallint[],
         %(attempts)s::smallint[], %(taken_at)s::timestamptz[], %(delays)s::double precision[],
         %(run_at)s::timestamptz[], %(attempted_at)s::timestamptz[], %(finalized_at)s::timestamptz[],
-        %(added_errors)s::jsonb[], %(metadata)s::jsonb[], %(keeps_unique)s::boolean[],
+        %(added_errors)s::jsonb[], %(metadata)s::jsonb[], %(unique_states)s::text[],
         %(keeps_callback)s::boolean[], %(progress)s::jsonb[]
     ) AS landing (
         id, queue, state, priority, attempt, taken_at, delay, run_at, attempted_at, finalized_at, added_errors,
-        metadata, keeps_unique, keeps_callback, progress
+        metadata, unique_states, keeps_callback, progress
     )
 ),
 lifted AS (
@@ -122,8 +120,7 @@ SELECT
         CASE WHEN jsonb_typeof(lifted.metadata) = 'object' THEN lifted.metadata ELSE '{}' END
     ),
     lifted.tags,
-    CASE WHEN landing.keeps_unique THEN lifted.unique_key END,
-    CASE WHEN landing.keeps_unique THEN lifted.unique_states END,
+    lifted.unique_key, landing.unique_states::bit(8),
     CASE WHEN landing.keeps_callback THEN lifted.callback_id END,
     CASE WHEN landing.keeps_callback THEN lifted.callback_timeout_at END,
     CASE WHEN landing.keeps_callback THEN lifted.callback_filter END,
@@ -146,10 +143,10 @@ WITH landing AS MATERIALIZED (
         %(job_ids)s::bigint[], %(queues)s::text[], %(states)s::awa.job_state[], %(priorities)s::smallint[],
         %(attempts)s::smallint[], %(run_at)s::timestamptz[], %(attempted_at)s::timestamptz[],
         %(finalized_at)s::timestamptz[], %(added_errors)s::jsonb[], %(metadata)s::jsonb[],
-        %(keeps_unique)s::boolean[], %(progress)s::jsonb[]
+        %(unique_states)s::text[], %(progress)s::jsonb[]
     ) AS landing (
         id, queue, state, priority, attempt, run_at, attempted_at, finalized_at, added_errors, metadata,
-        keeps_unique, progress
+        unique_states, progress
     )
 ),
 lifted AS (
@@ -171,8 +168,7 @@ SELECT
         CASE WHEN jsonb_typeof(lifted.metadata) = 'object' THEN lifted.metadata ELSE '{}' END
     ),
     lifted.tags,
-    CASE WHEN landing.keeps_unique THEN lifted.unique_key END,
-    CASE WHEN landing.keeps_unique THEN lifted.unique_states END,
+    lifted.unique_key, landing.unique_states::bit(8),
     lifted.run_lease, landing.progress
 FROM lifted
 JOIN landing USING (id);

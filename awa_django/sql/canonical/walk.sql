@@ -2,7 +2,7 @@
 -- (contract: api/admin_ops section 5). A stretch is cut out by an index first and filtered then.
 
 -- name: hot
--- Jobs in one of the states that are not deferred.
+-- Jobs in one of the states that are not deferred; those that ended had done so by then.
 -- rows:  one: whether there is more below, the lowest id looked at, and the ids, the highest first
 -- locks: none
 WITH stretch AS MATERIALIZED (
@@ -14,6 +14,7 @@ WITH stretch AS MATERIALIZED (
             AND (%(tag)s::text IS NULL OR tags @> ARRAY[%(tag)s::text])
             AND (%(created_from)s::timestamptz IS NULL OR created_at >= %(created_from)s::timestamptz)
             AND (%(created_before)s::timestamptz IS NULL OR created_at < %(created_before)s::timestamptz)
+            AND (state IN ('failed', 'cancelled') AND finalized_at > %(ended_by)s::timestamptz) IS NOT TRUE
             AS meant
     FROM awa.jobs_hot
     WHERE id < %(below)s::bigint

@@ -93,6 +93,14 @@ SET state = 'scanning',
 WHERE id = %(id)s::uuid AND state IN ('pending', 'scanning')
 RETURNING *;
 
+-- name: storage
+-- Where new jobs go, and since when.
+-- rows:  one
+-- locks: none
+SELECT state, entered_at
+FROM awa.storage_transition_state
+WHERE singleton;
+
 -- name: collect
 -- Note jobs as items, and how far the search has come.
 -- rows:  one, unless somebody asked to stop the operation

@@ -15,13 +15,14 @@ SELECT
     )
 FROM (SELECT to_regclass('awa_django_batchoperation')::oid AS oid) AS batches;
 
--- name: highest_ids
--- The highest job ids that were handed out, which bound what an operation means.
--- rows:  one: of queue storage, of the canonical tables
+-- name: bounds
+-- What bounds the jobs that an operation means: the highest ids that were handed out, and the time.
+-- rows:  one: the id of queue storage, that of the canonical tables, and now
 -- locks: none
 SELECT
     coalesce(pg_sequence_last_value('awa.job_id_seq'::regclass), 0),
-    coalesce(pg_sequence_last_value('awa.jobs_id_seq'::regclass), 0);
+    coalesce(pg_sequence_last_value('awa.jobs_id_seq'::regclass), 0),
+    clock_timestamp();
 
 -- name: tell_runners
 -- Have the workers look, once the transaction commits.

@@ -357,14 +357,13 @@ FROM (
                 / current_setting('block_size')::integer
         ) AS child (pages),
         LATERAL (
-            SELECT job_id, finalized_at
+            SELECT job_id, state, finalized_at
             FROM awa.done_entries
             WHERE ready_slot = slot.slot
-                AND state = 'failed'
-                AND ctid >= format('(%%s,0)', greatest(child.pages - %(last_pages)s::bigint / 16, 0))::tid
+                AND ctid >= format('(%%s,0)', greatest(child.pages - %(last_pages)s::bigint / 4, 0))::tid
             OFFSET 0 -- so that the last pages are read and no more
         ) AS done
-    WHERE (SELECT count(*) FROM failed) >= %(most)s::bigint
+    WHERE done.state = 'failed' AND (SELECT count(*) FROM failed) >= %(most)s::bigint
     UNION ALL
     SELECT job_id, finalized_at
     FROM awa.dlq_entries

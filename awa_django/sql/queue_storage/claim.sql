@@ -12,17 +12,19 @@ WITH claimed AS MATERIALIZED (
         %(queue)s::text, %(limit)s::bigint, %(deadline)s::double precision, %(aging)s::double precision
     ) WITH ORDINALITY
 ),
-released AS (
-    DELETE FROM awa.job_unique_claims AS claim
-    USING claimed
-    WHERE claim.unique_key = claimed.unique_key
-        AND claim.job_id = claimed.job_id
-        AND substr(claimed.unique_states, 2, 2) = '10'
+released AS MATERIALIZED (
+    -- By a function: like the one above it sees jobs, and their keys, that came after this statement began.
+    SELECT count(*) FILTER (
+        WHERE awa.release_queue_storage_unique_claim(job_id, unique_key, unique_states, 'available') IS NULL
+    )
+    FROM claimed
+    WHERE unique_key IS NOT NULL AND substr(unique_states, 2, 2) = '10'
 ),
 acquired AS (
     INSERT INTO awa.job_unique_claims AS claim (unique_key, job_id)
     SELECT DISTINCT ON (unique_key) unique_key, job_id
     FROM claimed
+    CROSS JOIN released    -- first, for what one job gives up another of the claim may take
     WHERE unique_key IS NOT NULL AND substr(unique_states, 2, 2) = '01'
     ORDER BY unique_key, ordinality
     ON CONFLICT (unique_key) DO UPDATE
@@ -43,6 +45,7 @@ SELECT
         AND substr(unique_states, 2, 2) = '01'
         AND job_id NOT IN (SELECT job_id FROM acquired) AS refused
 FROM claimed
+CROSS JOIN released
 ORDER BY ordinality;
 
 -- name: advance

@@ -1,13 +1,16 @@
 -- Kinds of jobs as operators see them (contract: api/admin_ops section 6).
 
 -- name: waiting
--- Jobs in lanes that no cursor has passed, by kind: of short lanes all, of long ones those on every so manyth of the
--- pages on which such rows lie. Some may just have been claimed or cancelled.
--- rows:  one for each queue and kind: of short lanes how many, of long ones how many were seen; and for each queue with
---        long lanes one without a kind: how many wait there
+-- Jobs in lanes that no cursor has passed, by kind: of short lanes all, of each long one those on short stretches all along
+-- it. Some may just have been claimed or cancelled.
+-- rows:  one for each queue and kind: whether the lanes are short, and how many jobs, of long lanes in proportion
 -- locks: none
 WITH lane AS MATERIALIZED (
-    SELECT queue, priority, enqueue_shard, cursor, ends, ends - cursor <= %(short)s::bigint AS is_short
+    SELECT
+        queue, priority, enqueue_shard, cursor, ends, ends - cursor <= %(short)s::bigint AS is_short,
+        greatest(
+            %(stretches)s::bigint / greatest(count(*) FILTER (WHERE ends - cursor > %(short)s::bigint) OVER (), 1), 4
+        ) AS stretches
     FROM (
         SELECT
             claim_head.queue, claim_head.priority, claim_head.enqueue_shard,
@@ -18,33 +21,6 @@ WITH lane AS MATERIALIZED (
         WHERE claim_head.seq_name IS NOT NULL AND enqueue_head.seq_name IS NOT NULL
     ) AS head
     WHERE cursor < ends
-),
-tail AS MATERIALIZED (
-    SELECT
-        slot.slot, min((first.ctid::text::point)[0])::integer AS first_page,
-        (
-            pg_relation_size(format('awa.ready_entries_%%s', slot.slot)::regclass)
-            / current_setting('block_size')::integer
-        )::integer AS pages
-    FROM lane
-    CROSS JOIN awa.queue_ring_slots AS slot
-    CROSS JOIN LATERAL (
-        SELECT ready.ctid
-        FROM awa.ready_entries AS ready
-        WHERE ready.ready_slot = slot.slot
-            AND ready.queue = lane.queue
-            AND ready.priority = lane.priority
-            AND ready.enqueue_shard = lane.enqueue_shard
-            AND ready.lane_seq >= lane.cursor
-        ORDER BY ready.lane_seq
-        LIMIT 1
-    ) AS first
-    WHERE NOT lane.is_short
-    GROUP BY slot.slot
-),
-step AS MATERIALIZED (
-    SELECT greatest(ceil(sum(pages - first_page)::numeric / %(budget)s::integer), 1)::integer AS stride
-    FROM tail
 )
 SELECT lane.queue, waiting.kind, true AS is_short, sum(waiting.jobs)::bigint AS jobs
 FROM lane
@@ -61,30 +37,111 @@ CROSS JOIN LATERAL (
 WHERE lane.is_short
 GROUP BY lane.queue, waiting.kind
 UNION ALL
-SELECT ready.queue, ready.kind, false, count(*)
-FROM step
-CROSS JOIN tail
-CROSS JOIN generate_series(tail.first_page, tail.pages - 1, step.stride) AS page
-CROSS JOIN LATERAL (
-    SELECT kind, queue, priority, enqueue_shard, lane_seq
-    FROM awa.ready_entries
-    WHERE ready_slot = tail.slot
-        AND ctid >= format('(%%s,0)', page)::tid
-        AND ctid < format('(%%s,0)', page + 1)::tid
-    OFFSET 0 -- so that a page is read by its number
-) AS ready
-JOIN lane
-    ON lane.queue = ready.queue
-    AND lane.priority = ready.priority
-    AND lane.enqueue_shard = ready.enqueue_shard
-    AND lane.cursor <= ready.lane_seq
-WHERE NOT lane.is_short
-GROUP BY ready.queue, ready.kind
-UNION ALL
-SELECT queue, NULL, false, sum(ends - cursor)::bigint
-FROM lane
-WHERE NOT is_short
-GROUP BY queue;
+SELECT queue, kind, false, greatest(round(sum(positions * jobs / seen)), 1)::bigint
+FROM (
+    SELECT
+        lane.queue, lane.ends - lane.cursor AS positions, ready.kind, count(*)::numeric AS jobs,
+        sum(count(*)) OVER (PARTITION BY lane.queue, lane.priority, lane.enqueue_shard) AS seen
+    FROM lane
+    CROSS JOIN LATERAL generate_series(0, lane.stretches - 1) AS number
+    CROSS JOIN LATERAL (
+        SELECT
+            lane.cursor + (lane.ends - lane.cursor) * number / lane.stretches
+            -- What is done in turns would show in every so manyth position.
+            + (hashint8(number) & 2147483647)
+            %% greatest((lane.ends - lane.cursor) / lane.stretches - %(width)s::bigint, 1)
+    ) AS stretch (low)
+    CROSS JOIN LATERAL (
+        SELECT kind
+        FROM awa.ready_entries
+        WHERE queue = lane.queue
+            AND priority = lane.priority
+            AND enqueue_shard = lane.enqueue_shard
+            AND lane_seq >= stretch.low
+            AND lane_seq < stretch.low + %(width)s::bigint
+        OFFSET 0 -- so that each is found by the lane's index
+    ) AS ready
+    WHERE NOT lane.is_short
+    GROUP BY lane.queue, lane.priority, lane.enqueue_shard, lane.cursor, lane.ends, ready.kind
+) AS part
+GROUP BY queue, kind;
+
+-- name: finished
+-- Jobs that lanes have handed out and that have finished, without dead letters, by kind: judged by those on short stretches
+-- all along each lane. Of a job with several emissions the first counts, and of one that was moved the last.
+-- rows:  one for each kind: how many, in proportion
+-- locks: none
+WITH lane AS MATERIALIZED (
+    SELECT
+        head.queue, head.priority, head.enqueue_shard, first.lane_seq AS first_seq,
+        head.cursor - first.lane_seq AS positions,
+        greatest(%(stretches)s::bigint / greatest(count(*) OVER (), 1), 4) AS stretches
+    FROM (
+        SELECT queue, priority, enqueue_shard, awa.sequence_next_value(seq_name) AS cursor
+        FROM awa.queue_claim_heads
+        WHERE seq_name IS NOT NULL
+    ) AS head
+    CROSS JOIN LATERAL (
+        SELECT ready.lane_seq
+        FROM awa.ready_entries AS ready
+        WHERE ready.queue = head.queue
+            AND ready.priority = head.priority
+            AND ready.enqueue_shard = head.enqueue_shard
+        ORDER BY ready.lane_seq
+        LIMIT 1
+    ) AS first
+    WHERE first.lane_seq < head.cursor
+),
+seen AS MATERIALIZED (
+    SELECT
+        ready.*,
+        -- Where stretches would overlap, each ends where the next begins.
+        lane.positions::numeric / least(lane.positions, lane.stretches * %(width)s::bigint) AS stands_for
+    FROM lane
+    CROSS JOIN LATERAL generate_series(0, lane.stretches - 1) AS number
+    CROSS JOIN LATERAL (
+        SELECT
+            lane.first_seq + lane.positions * number / lane.stretches
+            + (hashint8(number) & 2147483647)
+            %% greatest(lane.positions / lane.stretches - %(width)s::bigint, 1),
+            lane.first_seq + lane.positions * (number + 1) / lane.stretches
+    ) AS stretch (low, high)
+    CROSS JOIN LATERAL (
+        SELECT ready_slot, ready_generation, job_id, kind, queue, priority, enqueue_shard, lane_seq
+        FROM awa.ready_entries
+        WHERE queue = lane.queue
+            AND priority = lane.priority
+            AND enqueue_shard = lane.enqueue_shard
+            AND lane_seq >= stretch.low
+            AND lane_seq < least(stretch.low + %(width)s::bigint, stretch.high)
+            AND run_lease = 0
+        OFFSET 0 -- so that each is found by the lane's index
+    ) AS ready
+)
+SELECT kind, round(sum(stands_for))::bigint AS jobs
+FROM seen
+-- Counted one by one, or all there are would be joined to a few.
+WHERE (SELECT count(*) FROM awa.leases AS lease WHERE lease.job_id = seen.job_id) = 0
+    AND (SELECT count(*) FROM awa.deferred_jobs AS deferred WHERE deferred.job_id = seen.job_id) = 0
+    AND (SELECT count(*) FROM awa.dlq_entries AS letter WHERE letter.job_id = seen.job_id) = 0
+    AND (
+        (
+            SELECT count(*)
+            FROM awa.ready_tombstones AS tombstone
+            WHERE tombstone.ready_slot = seen.ready_slot
+                AND tombstone.ready_generation = seen.ready_generation
+                AND tombstone.queue = seen.queue
+                AND tombstone.priority = seen.priority
+                AND tombstone.enqueue_shard = seen.enqueue_shard
+                AND tombstone.lane_seq = seen.lane_seq
+        ) = 0
+        OR (
+            SELECT count(*)
+            FROM awa.done_entries AS done
+            WHERE done.job_id = seen.job_id AND done.state = 'cancelled'
+        ) > 0
+    )
+GROUP BY kind;
 
 -- name: elsewhere
 -- Jobs that are not in lanes, by kind: deferred ones and dead letters, of very many those on a part of the pages;

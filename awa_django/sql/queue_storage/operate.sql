@@ -104,21 +104,18 @@ SELECT
     coalesce(removed.max_attempts, ready.max_attempts, 25::smallint) AS max_attempts,
     coalesce(removed.run_at, ready.run_at, removed.finalized_at) AS run_at, removed.attempted_at,
     coalesce(removed.created_at, ready.created_at, removed.finalized_at) AS created_at,
-    -- A job that lost its key to a newer one has it still in its ready row; its state claims it and does not hold it.
+    coalesce(removed.unique_key, ready.unique_key) AS unique_key,
+    -- The mask of a ready row may claim a key that the job lost to a newer one when it ended; it is to ask for it again.
     CASE
-        WHEN substr(
-                coalesce(removed.unique_states, ready.unique_states),
-                CASE removed.state WHEN 'completed' THEN 4 WHEN 'failed' THEN 6 WHEN 'cancelled' THEN 7 END,
-                1
-            ) IS DISTINCT FROM '1'
+        WHEN removed.state <> 'cancelled'
             OR EXISTS (
                 SELECT FROM awa.job_unique_claims AS claim
                 WHERE claim.unique_key = coalesce(removed.unique_key, ready.unique_key)
                     AND claim.job_id = removed.job_id
             )
-            THEN coalesce(removed.unique_key, ready.unique_key)
-    END AS unique_key,
-    coalesce(removed.unique_states, ready.unique_states) AS unique_states,
+            THEN coalesce(removed.unique_states, ready.unique_states)
+        ELSE overlay(coalesce(removed.unique_states, ready.unique_states) PLACING '0' FROM 7 FOR 1)
+    END AS unique_states,
     coalesce(removed.payload, ready.payload) AS payload, NULL::jsonb AS progress,
     statement_timestamp() AS taken_at, NULL::integer AS ready_slot, NULL::bigint AS ready_generation,
     0::smallint AS enqueue_shard, NULL::bigint AS lane_seq, removed.finalized_at
@@ -259,9 +256,9 @@ ORDER BY job_id;
 
 -- name: pass_tombstones
 -- Move claim cursors over tombstones that have been committed, where a cursor stands on one: nobody need poll the
--- lane for that.
+-- lane for that. A lane that somebody else holds is left to its next claim.
 -- rows:  one for each lane whose cursor moved
--- locks: the lanes' claim-head rows, in key order
+-- locks: the lanes' claim-head rows, none of them waited for
 WITH spent AS MATERIALIZED (
     SELECT queue, priority, enqueue_shard, range_agg(int8range(lane_seq, lane_seq + 1)) AS positions
     FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(shards)s::smallint[], %(lane_seqs)s::bigint[])
@@ -273,8 +270,7 @@ heads AS MATERIALIZED (
     FROM awa.queue_claim_heads AS head
     JOIN spent USING (queue, priority, enqueue_shard)
     WHERE head.seq_name IS NOT NULL
-    ORDER BY head.queue, head.priority, head.enqueue_shard
-    FOR UPDATE OF head
+    FOR UPDATE OF head SKIP LOCKED
 )
 SELECT awa.set_sequence_next(heads.seq_name, upper(span))
 FROM heads, unnest(heads.positions) AS span

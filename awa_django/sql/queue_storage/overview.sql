@@ -3,7 +3,10 @@
 -- name: counts
 -- Jobs by queue and state. What waits in lanes is counted by segments, tombstones and emissions, never by rows; what
 -- runs, by what is open. Unless the exact figures are asked for, the upper bound that the cursors give stands for available
--- jobs, statistics for many deferred ones, and the counters for finished rows, which do not tell completed from cancelled.
+-- jobs, and finished rows are those of the counters, which do not tell completed from cancelled. Where there are more
+-- deferred jobs or dead letters than on so many pages, a part of the pages is read. Where there are more completion
+-- batches, what lanes have handed out and is not known to be elsewhere is taken for completed: their positions, less
+-- those that hold no job or a further emission of one, by what is on short stretches all along.
 -- rows:  one for each queue and label: the states, and dead, pruned_completed, pruned_failed
 -- locks: none
 WITH lane AS MATERIALIZED (
@@ -59,109 +62,243 @@ closed AS MATERIALIZED (
     FROM awa.lease_claim_closure_batches AS closure, unnest(closure.receipt_ranges) AS span
     GROUP BY closure.claim_slot
 ),
-open AS MATERIALIZED (
-    SELECT claim.queue, claim.job_id, claim.run_lease
-    FROM awa.lease_claims AS claim
-    LEFT JOIN closed USING (claim_slot)
-    WHERE claim.closed_at IS NULL
-        AND (closed.receipts IS NULL OR NOT closed.receipts @> claim.receipt_id)
-        AND (%(queue)s::text IS NULL OR claim.queue = %(queue)s::text)
+leased AS MATERIALIZED (
+    SELECT queue, state::text AS label, count(*) AS total
+    FROM awa.leases
+    WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
+    GROUP BY queue, state
+),
+-- Receipts that are open. Attempts that hold a lease as well are among them: those are told apart one by one where
+-- figures are exact, and else as many are taken off as there are leases.
+receipted AS MATERIALIZED (
+    SELECT queue, sum(receipts)::bigint AS total
+    FROM (
+        SELECT claim.queue, 1 AS receipts
+        FROM awa.lease_claims AS claim
+        LEFT JOIN closed USING (claim_slot)
+        WHERE claim.closed_at IS NULL
+            AND (closed.receipts IS NULL OR NOT closed.receipts @> claim.receipt_id)
+            AND (%(queue)s::text IS NULL OR claim.queue = %(queue)s::text)
+            AND (
+                NOT %(exact)s::boolean
+                OR NOT EXISTS (
+                    SELECT FROM awa.leases AS lease
+                    WHERE lease.job_id = claim.job_id AND lease.run_lease = claim.run_lease
+                )
+            )
+        UNION ALL
+        SELECT batch.queue, 1
+        FROM awa.lease_claim_batches AS batch
+        LEFT JOIN closed USING (claim_slot),
+            unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS item (job_id, run_lease, receipt_id)
+        WHERE %(exact)s::boolean
+            AND (closed.receipts IS NULL OR NOT closed.receipts @> batch.receipt_ranges)
+            AND (closed.receipts IS NULL OR NOT closed.receipts @> item.receipt_id)
+            AND (%(queue)s::text IS NULL OR batch.queue = %(queue)s::text)
+            AND NOT EXISTS (
+                SELECT FROM awa.leases AS lease
+                WHERE lease.job_id = item.job_id AND lease.run_lease = item.run_lease
+            )
+        UNION ALL
+        SELECT
+            batch.queue,
+            batch.claimed_count - (
+                SELECT coalesce(sum(upper(span) - lower(span)), 0)
+                FROM unnest(batch.receipt_ranges * closed.receipts) AS span
+            )
+        FROM awa.lease_claim_batches AS batch
+        LEFT JOIN closed USING (claim_slot)
+        WHERE NOT %(exact)s::boolean
+            AND (closed.receipts IS NULL OR NOT closed.receipts @> batch.receipt_ranges)
+            AND (%(queue)s::text IS NULL OR batch.queue = %(queue)s::text)
+        UNION ALL
+        SELECT queue, -total
+        FROM leased
+        WHERE NOT %(exact)s::boolean
+    ) AS open
+    GROUP BY queue
+),
+part AS MATERIALIZED (
+    SELECT
+        relation,
+        CASE WHEN %(exact)s::boolean
+            THEN 1
+            ELSE least(
+                %(pages)s::double precision * current_setting('block_size')::integer
+                / greatest(pg_relation_size(relation), 1),
+                1
+            )
+        END AS read
+    FROM unnest(ARRAY['awa.deferred_jobs', 'awa.dlq_entries']::regclass[]) AS relation
+),
+deferred AS MATERIALIZED (
+    SELECT job.queue, job.state::text AS label, ceil(count(*) / part.read)::bigint AS total
+    FROM part
+    -- Repeatable, so that figures do not jump from look to look.
+    JOIN awa.deferred_jobs AS job TABLESAMPLE SYSTEM ((
+        SELECT 100 * read
+        FROM part
+        WHERE relation = 'awa.deferred_jobs'::regclass
+    )) REPEATABLE (1) ON part.relation = 'awa.deferred_jobs'::regclass
+    WHERE %(queue)s::text IS NULL OR job.queue = %(queue)s::text
+    GROUP BY job.queue, job.state, part.read
+),
+dead AS MATERIALIZED (
+    SELECT
+        letter.queue, ceil(count(*) / part.read)::bigint AS total,
+        -- Those whose attempts history still has.
+        ceil(count(*) FILTER (WHERE letter.job_id >= (SELECT min(job_id) FROM awa.ready_entries)) / part.read)::bigint
+            AS recent
+    FROM part
+    JOIN awa.dlq_entries AS letter TABLESAMPLE SYSTEM ((
+        SELECT 100 * read
+        FROM part
+        WHERE relation = 'awa.dlq_entries'::regclass
+    )) REPEATABLE (1) ON part.relation = 'awa.dlq_entries'::regclass
+    WHERE %(queue)s::text IS NULL OR letter.queue = %(queue)s::text
+    GROUP BY letter.queue, part.read
+),
+failed AS MATERIALIZED (
+    SELECT queue, count(*) AS total
+    FROM awa.done_entries
+    WHERE NOT %(exact)s::boolean
+        AND state = 'failed'
+        AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+    GROUP BY queue
+),
+counted AS MATERIALIZED (
+    SELECT queue, sum(total)::bigint AS total
+    FROM (
+        SELECT queue, live_terminal_count AS total
+        FROM awa.queue_terminal_live_counts
+        UNION ALL
+        SELECT queue, terminal_delta
+        FROM awa.queue_terminal_count_deltas
+    ) AS counter
+    WHERE NOT %(exact)s::boolean AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+    GROUP BY queue
+),
+history AS MATERIALIZED (
+    SELECT
+        %(exact)s::boolean
+        OR coalesce(sum(pg_relation_size(format('awa.receipt_completion_batches_%%s', slot)::regclass)), 0)
+        <= %(pages)s::bigint * current_setting('block_size')::integer AS is_short
+    FROM awa.queue_ring_slots
+),
+compact AS MATERIALIZED (
+    SELECT queue, sum(completed_count)::bigint AS total
+    FROM awa.receipt_completion_batches
+    WHERE (SELECT is_short FROM history) AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+    GROUP BY queue
     UNION ALL
-    SELECT batch.queue, item.job_id, item.run_lease
-    FROM awa.lease_claim_batches AS batch
-    LEFT JOIN closed USING (claim_slot),
-        unnest(batch.job_ids, batch.run_leases, batch.receipt_ids) AS item (job_id, run_lease, receipt_id)
-    WHERE (closed.receipts IS NULL OR NOT closed.receipts @> batch.receipt_ranges)
-        AND (closed.receipts IS NULL OR NOT closed.receipts @> item.receipt_id)
-        AND (%(queue)s::text IS NULL OR batch.queue = %(queue)s::text)
+    SELECT queue, -count(*)
+    FROM awa.receipt_completion_tombstones
+    WHERE (SELECT is_short FROM history) AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+    GROUP BY queue
 ),
-deferred_size AS MATERIALIZED (
-    SELECT reltuples, %(exact)s::boolean OR reltuples < 50000 AS countable
-    FROM pg_catalog.pg_class
-    WHERE oid = 'awa.deferred_jobs'::regclass
+passed AS MATERIALIZED (
+    SELECT
+        lane.queue, lane.priority, lane.enqueue_shard, first.lane_seq AS first_seq,
+        lane.cursor - first.lane_seq AS positions,
+        greatest(400 / greatest(count(*) OVER (), 1), 4) AS stretches
+    FROM lane
+    CROSS JOIN LATERAL (
+        SELECT ready.lane_seq
+        FROM awa.ready_entries AS ready
+        WHERE ready.queue = lane.queue
+            AND ready.priority = lane.priority
+            AND ready.enqueue_shard = lane.enqueue_shard
+        ORDER BY ready.lane_seq
+        LIMIT 1
+    ) AS first
+    WHERE NOT (SELECT is_short FROM history) AND first.lane_seq < lane.cursor
 ),
-spread AS MATERIALIZED (
-    SELECT stats.attname AS name, common.value, common.part
-    FROM pg_catalog.pg_stats AS stats,
-        unnest(stats.most_common_vals::text::text[], stats.most_common_freqs) AS common (value, part)
-    WHERE stats.schemaname = 'awa'
-        AND stats.tablename = 'deferred_jobs'
-        AND stats.attname IN ('queue', 'state')
-        AND NOT (SELECT countable FROM deferred_size)
+handed_out AS (
+    SELECT part.queue, round(sum(part.positions * part.jobs / part.looked_at))::bigint AS total
+    FROM (
+        SELECT
+            passed.queue, passed.positions, count(ready.job_id)::numeric AS jobs,
+            -- Where stretches would overlap, each ends where the next begins.
+            least(passed.positions, passed.stretches * 16) AS looked_at
+        FROM passed
+        CROSS JOIN LATERAL generate_series(0, passed.stretches - 1) AS number
+        CROSS JOIN LATERAL (
+            SELECT
+                passed.first_seq + passed.positions * number / passed.stretches
+                -- What is done in turns would show in every so manyth position.
+                + (hashint8(number) & 2147483647) %% greatest(passed.positions / passed.stretches - 16, 1),
+                passed.first_seq + passed.positions * (number + 1) / passed.stretches
+        ) AS stretch (low, high)
+        LEFT JOIN LATERAL (
+            SELECT job_id, ready_slot, ready_generation, lane_seq
+            FROM awa.ready_entries
+            WHERE queue = passed.queue
+                AND priority = passed.priority
+                AND enqueue_shard = passed.enqueue_shard
+                AND lane_seq >= stretch.low
+                AND lane_seq < least(stretch.low + 16, stretch.high)
+                AND run_lease = 0
+            OFFSET 0 -- so that each is found by the lane's index
+        ) AS ready ON (
+            SELECT count(*)
+            FROM awa.ready_tombstones AS tombstone
+            WHERE tombstone.ready_slot = ready.ready_slot
+                AND tombstone.ready_generation = ready.ready_generation
+                AND tombstone.queue = passed.queue
+                AND tombstone.priority = passed.priority
+                AND tombstone.enqueue_shard = passed.enqueue_shard
+                AND tombstone.lane_seq = ready.lane_seq
+        ) = 0
+        GROUP BY passed.queue, passed.priority, passed.enqueue_shard, passed.positions, passed.stretches
+    ) AS part
+    GROUP BY part.queue
 )
 SELECT queue, 'available' AS label, greatest(sum(total), 0)::bigint AS total
 FROM waiting
 GROUP BY queue
 UNION ALL
-SELECT open.queue, 'running', count(*)
-FROM open
-WHERE NOT EXISTS (
-    SELECT FROM awa.leases AS lease
-    WHERE lease.job_id = open.job_id AND lease.run_lease = open.run_lease
-)
-GROUP BY open.queue
+SELECT queue, 'running', greatest(total, 0)
+FROM receipted
 UNION ALL
-SELECT queue, state::text, count(*)
-FROM awa.leases
-WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
-GROUP BY queue, state
+SELECT queue, label, total
+FROM leased
 UNION ALL
-SELECT queue, state::text, count(*)
-FROM awa.deferred_jobs
-WHERE (SELECT countable FROM deferred_size)
-    AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-GROUP BY queue, state
+SELECT queue, label, total
+FROM deferred
 UNION ALL
-SELECT queues.value, states.value, (deferred_size.reltuples * queues.part * states.part)::bigint
-FROM deferred_size, spread AS queues, spread AS states
-WHERE queues.name = 'queue'
-    AND states.name = 'state'
-    AND (%(queue)s::text IS NULL OR queues.value = %(queue)s::text)
+SELECT queue, 'dead', total
+FROM dead
 UNION ALL
-SELECT queue, 'completed', sum(completed_count)::bigint
-FROM awa.receipt_completion_batches
-WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
-GROUP BY queue
+SELECT queue, 'failed', total
+FROM failed
 UNION ALL
-SELECT queue, 'completed', -count(*)
-FROM awa.receipt_completion_tombstones
-WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
-GROUP BY queue
+SELECT queue, 'completed', total
+FROM compact
+UNION ALL
+SELECT counted.queue, 'completed', counted.total - coalesce(failed.total, 0)
+FROM counted
+LEFT JOIN failed USING (queue)
+WHERE (SELECT is_short FROM history)
+UNION ALL
+SELECT
+    handed_out.queue, 'completed',
+    greatest(
+        handed_out.total
+        - coalesce((SELECT total FROM failed WHERE queue = handed_out.queue), 0)
+        - coalesce((SELECT recent FROM dead WHERE queue = handed_out.queue), 0)
+        - coalesce((SELECT sum(total) FROM leased WHERE queue = handed_out.queue), 0)
+        - coalesce((SELECT greatest(total, 0) FROM receipted WHERE queue = handed_out.queue), 0)
+        - coalesce((SELECT total FROM deferred WHERE queue = handed_out.queue AND label = 'retryable'), 0),
+        coalesce((SELECT total FROM counted WHERE queue = handed_out.queue), 0)
+        - coalesce((SELECT total FROM failed WHERE queue = handed_out.queue), 0),
+        0
+    )::bigint
+FROM handed_out
 UNION ALL
 SELECT queue, state::text, count(*)
 FROM awa.done_entries
 WHERE %(exact)s::boolean AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
 GROUP BY queue, state
-UNION ALL
-SELECT queue, 'completed', sum(total)::bigint
-FROM (
-    SELECT queue, sum(live_terminal_count) AS total
-    FROM awa.queue_terminal_live_counts
-    GROUP BY queue
-    UNION ALL
-    SELECT queue, sum(terminal_delta)
-    FROM awa.queue_terminal_count_deltas
-    GROUP BY queue
-    UNION ALL
-    SELECT queue, -count(*)
-    FROM awa.done_entries
-    WHERE state = 'failed'
-    GROUP BY queue
-) AS counters
-WHERE NOT %(exact)s::boolean AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-GROUP BY queue
-UNION ALL
-SELECT queue, 'failed', count(*)
-FROM awa.done_entries
-WHERE NOT %(exact)s::boolean
-    AND state = 'failed'
-    AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-GROUP BY queue
-UNION ALL
-SELECT queue, 'dead', count(*)
-FROM awa.dlq_entries
-WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
-GROUP BY queue
 UNION ALL
 SELECT queue, 'pruned_completed', sum(greatest(rollup.pruned_completed_count, registry.pruned_completed_count))::bigint
 FROM awa.queue_terminal_rollups AS rollup
@@ -175,16 +312,59 @@ WHERE %(queue)s::text IS NULL OR queue = %(queue)s::text
 GROUP BY queue;
 
 -- name: last_hour
--- Jobs that completed within the last hour, as far as history holds them; rows of single jobs only where they are
+-- Jobs that completed within the last hour, as far as history holds them. Only tables are looked at whose last page
+-- is of this time, and where those have more than so many pages, a part of them; rows of single jobs only where they are
 -- counted exactly, for that reads them all.
 -- rows:  one for each queue
 -- locks: none
+WITH history AS MATERIALIZED (
+    SELECT
+        slot.slot, size.pages,
+        CASE WHEN %(exact)s::boolean
+            THEN 1
+            ELSE greatest(ceil(sum(size.pages) OVER () / %(pages)s::numeric), 1)
+        END::integer AS stride
+    FROM awa.queue_ring_slots AS slot
+    CROSS JOIN LATERAL (
+        SELECT
+            (
+                pg_relation_size(format('awa.receipt_completion_batches_%%s', slot.slot)::regclass)
+                / current_setting('block_size')::integer
+            )::integer
+    ) AS size (pages)
+    -- Joined as one, all that there is would be read.
+    CROSS JOIN LATERAL (
+        SELECT max(finalized_at) AS at
+        FROM (
+            SELECT finalized_at
+            FROM awa.receipt_completion_batches
+            WHERE ready_slot = slot.slot AND ctid >= format('(%%s,0)', greatest(size.pages - 2, 0))::tid
+            OFFSET 0
+        ) AS batch
+    ) AS latest
+    WHERE size.pages > 0 AND latest.at >= statement_timestamp() - interval '1 hour'
+)
 SELECT queue, sum(total)::bigint
 FROM (
-    SELECT queue, sum(completed_count) AS total
-    FROM awa.receipt_completion_batches
-    WHERE finalized_at >= statement_timestamp() - interval '1 hour'
-    GROUP BY queue
+    SELECT batch.queue, round(sum(batch.completed_count * chosen.weight)) AS total
+    FROM (
+        SELECT
+            history.slot,
+            least(stretch + (hashint4(stretch) & 2147483647) %% history.stride, history.pages - 1) AS page,
+            history.pages / ceil(history.pages::numeric / history.stride) AS weight
+        FROM history
+        CROSS JOIN generate_series(0, history.pages - 1, history.stride) AS stretch
+    ) AS chosen
+    CROSS JOIN LATERAL (
+        SELECT queue, completed_count
+        FROM awa.receipt_completion_batches
+        WHERE ready_slot = chosen.slot
+            AND ctid >= format('(%%s,0)', chosen.page)::tid
+            AND ctid < format('(%%s,0)', chosen.page + 1)::tid
+            AND finalized_at >= statement_timestamp() - interval '1 hour'
+        OFFSET 0 -- so that a page is read by its number
+    ) AS batch
+    GROUP BY batch.queue
     UNION ALL
     SELECT queue, count(*)
     FROM awa.done_entries
@@ -238,14 +418,35 @@ CROSS JOIN LATERAL (
 GROUP BY lane.queue;
 
 -- name: kinds
--- Kinds of jobs that have not started: in lanes that no cursor has passed, some of which may just have been claimed
--- or cancelled, and among the deferred ones.
--- rows:  one for each kind
+-- Kinds of jobs that have not started: in lanes that no cursor has passed, without those that were cancelled or claimed
+-- there, and among the deferred ones.
+-- rows:  one for each kind that has any
 -- locks: none
 WITH lane AS MATERIALIZED (
     SELECT queue, priority, enqueue_shard, awa.sequence_next_value(seq_name) AS cursor
     FROM awa.queue_claim_heads
     WHERE seq_name IS NOT NULL
+),
+emitted AS MATERIALIZED (
+    SELECT
+        slot.slot, lane.queue, lane.priority, lane.enqueue_shard,
+        range_agg(ledger.span * int8range(lane.cursor, NULL)) AS positions
+    FROM lane
+    CROSS JOIN awa.queue_ring_slots AS slot
+    -- Lane by lane and slot by slot, or all of the ledger would be read.
+    CROSS JOIN LATERAL (
+        SELECT unnest(batch.lane_ranges) AS span
+        FROM awa.ready_claim_attempt_batches AS batch
+        WHERE batch.ready_slot = slot.slot
+            AND batch.ready_generation = slot.generation
+            AND batch.queue = lane.queue
+            AND batch.priority = lane.priority
+            AND batch.enqueue_shard = lane.enqueue_shard
+            AND batch.next_lane_seq > lane.cursor
+        OFFSET 0
+    ) AS ledger
+    WHERE ledger.span && int8range(lane.cursor, NULL)
+    GROUP BY slot.slot, lane.queue, lane.priority, lane.enqueue_shard
 )
 SELECT kind, sum(total)::bigint
 FROM (
@@ -262,8 +463,52 @@ FROM (
         GROUP BY ready.kind
     ) AS waiting
     UNION ALL
+    SELECT claimed.kind, -claimed.total
+    FROM emitted
+    CROSS JOIN LATERAL unnest(emitted.positions) AS span (positions)
+    CROSS JOIN LATERAL (
+        SELECT body.kind, count(*) AS total
+        FROM awa.ready_entries AS body
+        WHERE body.ready_slot = emitted.slot
+            AND body.queue = emitted.queue
+            AND body.priority = emitted.priority
+            AND body.enqueue_shard = emitted.enqueue_shard
+            AND body.lane_seq >= lower(span.positions)
+            AND body.lane_seq < upper(span.positions)
+        GROUP BY body.kind
+    ) AS claimed
+    UNION ALL
+    SELECT lifted.kind, -1
+    FROM lane
+    JOIN awa.ready_tombstones AS tombstone
+        ON tombstone.queue = lane.queue
+        AND tombstone.priority = lane.priority
+        AND tombstone.enqueue_shard = lane.enqueue_shard
+        AND tombstone.lane_seq >= lane.cursor
+    CROSS JOIN LATERAL (
+        SELECT body.kind
+        FROM awa.ready_entries AS body
+        WHERE body.ready_slot = tombstone.ready_slot
+            AND body.ready_generation = tombstone.ready_generation
+            AND body.queue = tombstone.queue
+            AND body.priority = tombstone.priority
+            AND body.enqueue_shard = tombstone.enqueue_shard
+            AND body.lane_seq = tombstone.lane_seq
+        OFFSET 0
+    ) AS lifted
+    WHERE NOT EXISTS (
+        SELECT
+        FROM emitted
+        WHERE emitted.slot = tombstone.ready_slot
+            AND emitted.queue = tombstone.queue
+            AND emitted.priority = tombstone.priority
+            AND emitted.enqueue_shard = tombstone.enqueue_shard
+            AND emitted.positions @> tombstone.lane_seq
+    )
+    UNION ALL
     SELECT kind, count(*)
     FROM awa.deferred_jobs
     GROUP BY kind
 ) AS waiting
-GROUP BY kind;
+GROUP BY kind
+HAVING sum(total) > 0;

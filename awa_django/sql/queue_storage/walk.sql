@@ -122,7 +122,7 @@ SELECT count(*) >= %(scan)s, min(job_id), array_agg(job_id ORDER BY job_id DESC)
 FROM stretch;
 
 -- name: dead
--- Dead letters.
+-- Dead letters of jobs that had failed by then.
 -- rows:  as of deferred
 -- locks: none
 WITH stretch AS MATERIALIZED (
@@ -133,6 +133,7 @@ WITH stretch AS MATERIALIZED (
             AND (%(tag)s::text IS NULL OR payload -> 'tags' ? %(tag)s::text)
             AND (%(created_from)s::timestamptz IS NULL OR created_at >= %(created_from)s::timestamptz)
             AND (%(created_before)s::timestamptz IS NULL OR created_at < %(created_before)s::timestamptz)
+            AND (finalized_at > %(ended_by)s::timestamptz) IS NOT TRUE
             AS meant
     FROM awa.dlq_entries
     WHERE job_id < %(below)s::bigint
@@ -143,7 +144,7 @@ SELECT count(*) >= %(scan)s, min(job_id), array_agg(job_id ORDER BY job_id DESC)
 FROM stretch;
 
 -- name: done
--- Finished rows. One that ran may lack tags and the time of its creation, which are in its ready row: then it passes,
+-- Finished rows of jobs that had ended by then. One that ran may lack tags and the time of its creation, which are in its ready row: then it passes,
 -- and is to be loaded.
 -- rows:  as of deferred
 -- locks: none
@@ -163,7 +164,8 @@ WITH stretch AS MATERIALIZED (
                 %(created_before)s::timestamptz IS NULL
                 OR created_at IS NULL
                 OR created_at < %(created_before)s::timestamptz
-            ) AS meant
+            )
+            AND (finalized_at > %(ended_by)s::timestamptz) IS NOT TRUE AS meant
     FROM awa.done_entries
     WHERE job_id < %(below)s::bigint
     ORDER BY job_id DESC
@@ -173,7 +175,7 @@ SELECT count(*) >= %(scan)s, min(job_id), array_agg(job_id ORDER BY job_id DESC)
 FROM stretch;
 
 -- name: failures
--- Failed jobs by the index that holds no others, as long as they are few. The state is a literal, as the index needs.
+-- Jobs that had failed by then, by the index that holds no others, as long as they are few. The state is a literal, as the index needs.
 -- rows:  one: how many there are, and the ids of those that pass, the highest first
 -- locks: none
 WITH failed AS MATERIALIZED (
@@ -181,7 +183,8 @@ WITH failed AS MATERIALIZED (
         job_id,
         job_id < %(below)s::bigint
             AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
-            AND (%(queue)s::text IS NULL OR queue = %(queue)s::text) AS meant
+            AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+            AND (finalized_at > %(ended_by)s::timestamptz) IS NOT TRUE AS meant
     FROM awa.done_entries
     WHERE state = 'failed'
     LIMIT %(scan)s

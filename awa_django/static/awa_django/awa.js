@@ -2,14 +2,16 @@
  * What the queue's admin pages do better with JavaScript; all of them work without it.
  *
  *   data-awa-live         an element with an id, whose content is fetched anew every few seconds
+ *   data-awa-along        one that is kept up to date beside them, but is no reason to fetch anything
  *   data-awa-copy="text"  a button that copies the text; "#id" copies what that element says
  *   data-awa-select-all   a checkbox that selects all rows of its form
  *   data-awa-needs-rows   a button that is of use only with rows selected
- *   data-awa-search       the field that "/" goes to
+ *   data-awa-search       the field that "/" goes to; of several, the last one
  */
 
 const INTERVAL = 5000;
 const LONGEST = 60000;
+const PATIENCE = 30000;
 const ROWS = 'input[type="checkbox"][name="_selected_action"]';
 
 const status = document.querySelector("[data-awa-status]");
@@ -20,13 +22,24 @@ let timer = 0;
 let failures = 0;
 let loading = null;
 let dirty = false;
+let loadedAt = new Date();
+
+/* What each part said as it came, before anything was made of it here. */
+const seen = new WeakMap();
 
 const live = () => document.querySelectorAll("[data-awa-live][id]");
 
-function say(text) {
+function say(text, stale = false) {
     if (status && text !== undefined && status.textContent !== text) {
         status.textContent = text;
     }
+    status?.classList.toggle("is-error", stale);
+}
+
+/* What a page shows stays, and says how old it is. */
+function sayStale() {
+    const at = loadedAt.toLocaleTimeString(document.documentElement.lang || undefined, { timeStyle: "medium" });
+    say(words.failed?.replace("#", at), true);
 }
 
 /* What the user is in the middle of would be lost or would move under the pointer. */
@@ -35,7 +48,7 @@ function isBusy() {
         return true;
     }
     for (const part of live()) {
-        if (part.querySelector("details[open]:not([data-awa-open])")) {
+        if (part.querySelector("details[open]:not([data-awa-open]), details[data-awa-open]:not([open])")) {
             return true;
         }
         const focused = document.activeElement;
@@ -65,16 +78,30 @@ function focusIn(part) {
     return null;
 }
 
+/* What a part says. The token of its forms is another in each answer, and means the same. */
+function content(part) {
+    return part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*/g, "$1");
+}
+
+/* Parts are replaced only if they have changed: who listens to them is told of nothing else. */
 function replace(page) {
-    for (const part of live()) {
+    for (const part of document.querySelectorAll("[data-awa-live][id], [data-awa-along][id]")) {
         const fresh = page.getElementById(part.id);
-        if (fresh && fresh.innerHTML !== part.dataset.awaSeen) {
+        const said = fresh && content(fresh);
+        if (fresh && said !== seen.get(part)) {
             const focused = focusIn(part);
-            part.dataset.awaSeen = fresh.innerHTML;
+            const scrolled = [...part.querySelectorAll("pre[id]")].map((item) => [item.id, item.scrollTop]);
+            seen.set(part, said);
             part.replaceChildren(...fresh.childNodes);
             enhance(part);
             if (focused) {
                 part.querySelector(focused)?.focus({ preventScroll: true });
+            }
+            for (const [id, top] of scrolled) {
+                const item = top && document.getElementById(id);
+                if (item) {
+                    item.scrollTop = top;
+                }
             }
         }
     }
@@ -83,6 +110,7 @@ function replace(page) {
 async function load() {
     loading?.abort();
     const own = (loading = new AbortController());
+    const waiting = window.setTimeout(() => own.abort(new Error("too slow")), PATIENCE);
     try {
         const answer = await fetch(window.location.href, {
             headers: { "X-Awa-Live": "1" },
@@ -95,17 +123,21 @@ async function load() {
             throw new Error(String(answer.status));
         }
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        if (!isBusy()) {
-            replace(page);
-        }
         failures = 0;
-        say(isBusy() ? words.paused : words.live);
+        if (isBusy()) {
+            say(words.paused);
+        } else {
+            replace(page);
+            loadedAt = new Date();
+            say(words.live);
+        }
     } catch (error) {
         if (error.name !== "AbortError") {
             failures += 1;
-            say(words.failed);
+            sayStale();
         }
     } finally {
+        window.clearTimeout(waiting);
         if (loading === own) {
             loading = null;
         }
@@ -223,7 +255,7 @@ document.addEventListener("keydown", (event) => {
     }
     const typing = event.target.closest?.("input, select, textarea, [contenteditable]");
     if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
-        const field = document.querySelector("[data-awa-search]");
+        const field = [...document.querySelectorAll("[data-awa-search]")].at(-1);
         if (field) {
             event.preventDefault();
             field.focus();
@@ -233,17 +265,18 @@ document.addEventListener("keydown", (event) => {
 });
 
 refresh?.addEventListener("click", (event) => {
-    // Without live parts, or with something open, the link does what it says: it loads the page.
-    if (live().length && !isBusy()) {
+    // Without live parts, with something open, or where fetching fails, the link does what it says: it loads the page,
+    // and with it the form to log in again.
+    if (live().length && !isBusy() && !failures) {
         event.preventDefault();
         load().then(plan);
     }
 });
 
-enhance(document);
-for (const part of live()) {
-    part.dataset.awaSeen = part.innerHTML;
+for (const part of document.querySelectorAll("[data-awa-live][id], [data-awa-along][id]")) {
+    seen.set(part, content(part));
 }
+enhance(document);
 if (live().length) {
     say(words.live);
     document.addEventListener("visibilitychange", onVisibility);

@@ -169,20 +169,23 @@ def test_a_job_that_changes_tables_meanwhile_is_found_all_the_same(
     assert [(item.job_id, item.state) for item in taken] == [(row["id"], JobState.AVAILABLE)]
 
 
-def test_a_job_may_go_on_without_its_key(canonical: World) -> None:
-    mask: dict[str, Any] = {"unique_key": KEY, "unique_states": "11111000"}
+def test_a_duplicate_whose_mask_covers_cancelled_asks_for_its_key_when_it_is_retried(
+    canonical: World,
+) -> None:
+    mask: dict[str, Any] = {"unique_key": KEY, "unique_states": "01001010"}
     (attempt,) = canonical.running(job(**mask))
-    canonical.end([attempt], Terminal("no"))
     canonical.enqueue(job(**mask))
     newer = all_rows(canonical)[1]["id"]
-    act(
-        canonical,
-        [attempt.job_id],
-        lambda taken: land_one(taken, OperatorRetry()).replace(keeps_unique=False),
-    )
+    (lost,) = canonical.end([attempt], Failed("again")).landed
+    assert lost.duplicate
     row = row_of(canonical, attempt.job_id)
-    assert (row["state"], row["unique_key"], row["unique_states"]) == ("available", None, None)
+    assert (row["state"], bytes(row["unique_key"]), row["unique_states"]) == ("cancelled", KEY, "01001000")
+    (still,) = act(canonical, [attempt.job_id], lambda taken: land_one(taken, OperatorRetry()))
+    assert still.duplicate
     assert claims(canonical) == {KEY: newer}
+    canonical.run("DELETE FROM awa.jobs_hot WHERE id = %s", newer)
+    (again,) = act(canonical, [attempt.job_id], lambda taken: land_one(taken, OperatorRetry()))
+    assert (again.duplicate, claims(canonical)) == (False, {KEY: attempt.job_id})
 
 
 def test_what_an_outside_system_ends_has_neither_clock_nor_callback(canonical: World) -> None:

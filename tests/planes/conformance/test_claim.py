@@ -175,6 +175,15 @@ def test_of_two_jobs_that_may_not_run_together_the_second_is_cancelled(world: An
     world.check()
 
 
+def test_a_key_that_one_job_of_a_claim_gives_up_is_free_for_another_of_it(world: AnyWorld) -> None:
+    world.enqueue(
+        job(unique_key=KEY, unique_states=WAITING_ONLY), job(unique_key=KEY, unique_states=RUNNING_ONLY)
+    )
+    got = world.claimed()
+    assert (len(got.attempts), got.refused) == (2, [])
+    assert world.holders() == {KEY: got.attempts[1].job_id}
+
+
 def test_a_refused_job_that_would_hold_its_key_as_cancelled_ends_without_it(world: AnyWorld) -> None:
     unique = {"unique_key": KEY, "unique_states": "00100010"}
     world.enqueue(job(**unique), job(**unique))

@@ -5,7 +5,7 @@ PYTEST_ARGS ?=                 # for example PYTEST_ARGS="-k receipt -x"
 JOBS ?= 2                      # test processes; 0 runs the tests in one
 DEMO_ARGS ?=                   # for example DEMO_ARGS="--orders 500"
 SERVE_ARGS ?=                  # for example SERVE_ARGS="--bind 0.0.0.0:8000"
-LARGE_ARGS ?=                  # for example LARGE_ARGS="--tenth"
+LARGE_ARGS ?=                  # for example LARGE_ARGS="--tenth", or "--millions 10"
 BENCH_ARGS ?= --only awa-pg,awa_django --scenarios tuned
 
 BIN := .venv/bin

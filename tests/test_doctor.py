@@ -626,6 +626,31 @@ def test_dead_rows_that_pile_up(examined: str, monkeypatch: pytest.MonkeyPatch) 
         found("snapshots", Level.WARNING, "slot 'full'", "keeps 5.0 GiB", "drop_replication_slot", using=name)
 
 
+@serverwise
+def test_tables_that_nobody_analyzed_since_a_restore(examined: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module("server"), "UNANALYZED_BYTES", 0)
+    with psycopg.connect(examined, autocommit=True) as connection, alias(examined) as name:
+        # Whatever an autovacuum has seen to.
+        connection.execute("CREATE TABLE awa.restored AS SELECT generate_series(1, 100000)")
+        try:
+            found("vacuum", Level.WARNING, "never analyzed", "awa.restored", "ANALYZE", using=name)
+            connection.execute("ANALYZE")
+            found("vacuum", Level.OK, using=name)
+        finally:
+            connection.execute("DROP TABLE awa.restored")
+
+
+@serverwise
+def test_times_are_read_without_time_zones_as_well(examined: str, settings: Any) -> None:
+    with alias(examined) as name:
+        with_zones = operations.doctor(using=name)
+        settings.USE_TZ = False
+        connections[name].close()  # a connection reads times as the setting was when it was made
+        assert [(item.check, item.level) for item in operations.doctor(using=name)] == [
+            (item.check, item.level) for item in with_zones
+        ]
+
+
 @pytest.mark.django_db
 @pytest.mark.usefixtures("well")
 def test_a_check_that_cannot_be_made_is_skipped_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,6 +384,20 @@ def test_a_job_that_was_retried_since_is_no_failure() -> None:
     assert [record.job.id for record in operations.recent_failures()] == [job_id]
 
 
+# Queues
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_last_hour_of_a_queue_has_jobs_that_completed_together_and_one_by_one(exact: bool) -> None:
+    finish(20, queue="a")
+    finish(5, queue="a", deadline=60)
+    finish(3, queue="b", deadline=60)
+    for state in ("failed", "cancelled"):
+        in_state(state, queue="b")
+    hour = {each.queue: each.completed_last_hour for each in operations.queue_overview(exact=exact)}
+    assert hour == {"a": 25, "b": 3}
+
+
 # Names
 
 

@@ -53,7 +53,7 @@ class PayloadField(forms.CharField):
         if not text:
             return None
         try:
-            return encode(json.loads(text, parse_constant=_refuse), "payload")
+            return encode(json.loads(text, parse_constant=_refuse, object_pairs_hook=_once), "payload")
         except json.JSONDecodeError as error:
             raise forms.ValidationError(
                 _now("Line %(line)d, column %(column)d: this is not JSON: %(why)s.")
@@ -64,11 +64,21 @@ class PayloadField(forms.CharField):
         except RecursionError:
             raise forms.ValidationError(_now("It is nested too deep.")) from None
         except ValueError as error:
-            raise forms.ValidationError(_now("This is not JSON: %s.") % error) from None
+            raise forms.ValidationError(_now("This cannot be taken: %s.") % error) from None
 
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; refused where a name comes twice, for one of its values would be lost without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(_now("the name %s comes twice in one object") % json.dumps(twice, ensure_ascii=False))
+    return found
 
 
 class _ErrorForm(forms.Form):

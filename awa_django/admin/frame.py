@@ -6,7 +6,7 @@ one transaction. How a page is read: :mod:`awa_django.admin.pages`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import DatabaseError, connections, models, transaction
+from django.db import DatabaseError, OperationalError, connections, models, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -31,7 +31,7 @@ from django.utils.translation import gettext_lazy as _
 
 from awa_django.admin.actions import Action, Answer, Call, Offer, Text, submitted
 from awa_django.admin.kept import forget
-from awa_django.admin.pages import Build, may, read_only_reason, read_page
+from awa_django.admin.pages import Build, frame_of, look_of_page, may, read_only_reason, read_page
 from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError, WrongState
 from awa_django.operations import JobFilter, preview_batch, submit_batch
@@ -219,7 +219,15 @@ class DeskAdmin(_ModelAdmin):
         key = unquote(object_id)
         shown = _Shown(key, self.name_of(key), self.opts)
         context = {"object": shown, "title": _("Past actions: %(name)s") % {"name": shown}}
-        return super().history_view(request, object_id, {**context, **(extra_context or {})})
+
+        def answer() -> HttpResponse:
+            with look_of_page():
+                around = {"media": self.media, "list_label": self.label, **frame_of(request, self.admin_site)}
+            return super(DeskAdmin, self).history_view(
+                request, object_id, {**around, **context, **(extra_context or {})}
+            )
+
+        return self.in_time(request, answer)
 
     def change_view(
         self,
@@ -259,6 +267,18 @@ class DeskAdmin(_ModelAdmin):
         template, context, is_read = read_page(request, self.admin_site, template, build)
         context = {"opts": self.opts, "media": self.media, "list_label": self.label, **context}
         return TemplateResponse(request, template, context, status=200 if is_read else 503)
+
+    def in_time(self, request: HttpRequest, answer: Callable[[], HttpResponse]) -> HttpResponse:
+        """What is answered; instead of what takes the database too long there is the page that says so."""
+        try:
+            return answer()
+        except OperationalError as error:
+            failed = error
+
+        def again(look: Desk) -> Mapping[str, Any]:
+            raise failed
+
+        return self.page(request, "", again)
 
     def list_url(self) -> str:
         """Where the list is."""

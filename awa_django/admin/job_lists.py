@@ -35,10 +35,13 @@ class JobListAdmin(DeskAdmin):
         """The list. What was typed into the search field goes on as parameters, so that the address says it."""
         typed = request.GET.get("q", "").strip()
         if typed and self.has_view_permission(request):
-            with look_of_page():
-                terms = terms_of(typed, known_kinds(), known_queues(), self.names)
-            return redirect(self.found_at(request, terms))
+            return self.in_time(request, lambda: redirect(self.found_at(request, self.meant_by(typed))))
         return super().changelist_view(request, extra_context)
+
+    def meant_by(self, typed: str) -> dict[str, str]:
+        """The parameters that typed words mean, by the names that there are."""
+        with look_of_page():
+            return terms_of(typed, known_kinds(), known_queues(), self.names)
 
     def found_at(self, request: HttpRequest, terms: Mapping[str, str]) -> str:
         """Where what was typed is found."""

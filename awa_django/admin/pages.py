@@ -21,7 +21,7 @@ from awa_django.operations import one_look
 from awa_django.operations.desk import Desk, looking
 from awa_django.operations.pulse import Pulse, pulse
 
-__all__ = ["NAV", "Build", "look_of_page", "may", "read_only_reason", "read_page"]
+__all__ = ["NAV", "Build", "frame_of", "look_of_page", "may", "read_only_reason", "read_page"]
 
 logger = logging.getLogger("awa_django.admin")
 
@@ -50,7 +50,7 @@ def read_only_reason() -> Text | None:
     return None
 
 
-def _frame(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
+def frame_of(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
     """What every page of the desk shows around its own: navigation, live workers, and whether anything can be changed.
 
     Called within the look that the page is read in.
@@ -97,7 +97,7 @@ def read_page(
     """
     try:
         with look_of_page() as look:
-            return template, {**site.each_context(request), **_frame(request, site), **build(look)}, True
+            return template, {**site.each_context(request), **frame_of(request, site), **build(look)}, True
     except OperationalError as error:
         if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
             raise

@@ -5,12 +5,11 @@ Pages show the beginning of a long value and lead here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.text import slugify
@@ -20,7 +19,6 @@ from django.views.decorators.http import require_safe
 from awa_django.admin.frame import DeskAdmin
 from awa_django.admin.pages import look_of_page
 from awa_django.admin.values import may_see
-from awa_django.operations.desk import Desk
 
 __all__ = ["PayloadAdmin"]
 
@@ -40,18 +38,10 @@ class PayloadAdmin(DeskAdmin):
         ]
 
     def document(self, route: str, view: Callable[..., HttpResponse], name: str) -> URLPattern:
-        """Where a document is. Instead of one that takes the database too long there is the page that says so."""
+        """Where a document is."""
 
         def in_time(request: HttpRequest, **parts: Any) -> HttpResponse:
-            try:
-                return view(request, **parts)
-            except OperationalError as error:
-                failed = error
-
-            def again(look: Desk) -> Mapping[str, Any]:
-                raise failed
-
-            return self.page(request, "", again)
+            return self.in_time(request, lambda: view(request, **parts))
 
         return path(
             route,

@@ -12,7 +12,7 @@ from statistics import median
 
 from awa_django.operations.desk import Desk, desk
 from awa_django.operations.dumps import timeline
-from awa_django.operations.history import ended, tails
+from awa_django.operations.history import BUDGET, ended, tails
 from awa_django.operations.reading import load
 from awa_django.planes.base import Plane
 from awa_django.planes.records import JobRecord
@@ -23,8 +23,6 @@ __all__ = ["Activity", "Minute", "activity", "recent_failures"]
 
 #: As far back as one answer reaches.
 MOST_MINUTES = 24 * 60
-#: Pages read of one sort of table.
-BUDGET = 250
 #: Finished attempts of one sort whose times are looked at.
 SAMPLES = 400
 #: Newest deferred jobs among which those just created are looked for.

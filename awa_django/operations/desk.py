@@ -38,6 +38,7 @@ class Desk:
     ``planes`` are those that may hold the jobs, in the order in which they are asked: an id may name a job on each.
     ``savepoint`` begins what can be undone alone. ``spent`` collects jobs that were lifted off their lanes; whoever
     made the desk moves the cursors past them after the commit. ``read_only`` says that the database takes no changes.
+    ``known`` is what one read of a look found out and another may use.
     """
 
     cursor: Cursor
@@ -45,6 +46,7 @@ class Desk:
     savepoint: Callable[[], AbstractContextManager[Any]]
     spent: list[Taken] = field(default_factory=list)
     read_only: bool = False
+    known: dict[Any, Any] = field(default_factory=dict)
 
 
 def planes_of(cursor: Cursor, plane: PlaneName | None = None) -> list[Plane]:

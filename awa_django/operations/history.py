@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from awa_django.operations.desk import Desk
 from awa_django.planes.arrays import ints
 from awa_django.sql import statement
 
-__all__ = ["Ended", "Tails", "ended", "tails"]
+__all__ = ["BUDGET", "Ended", "Tails", "ended", "tails"]
+
+#: Pages of one sort of table that are enough for the figures of an hour.
+BUDGET = 250
 
 #: Pages with less on them than others are cheaper to read.
 _MORE = {"receipt_completion_batches": 4}
@@ -69,8 +72,15 @@ def tails(at: Desk, minutes: Mapping[str, int | None], budget: int) -> Tails:
     """The pages of done rows, completion batches, emissions and dead letters of the last ``minutes``.
 
     Each time has a name; None minutes mean all that history holds. Of a sort of table that has more pages of a time
-    than ``budget`` every so manyth will be read.
+    than ``budget`` every so manyth will be read. Within one look the same are looked for once.
     """
+    key = ("tails", *minutes.items(), budget)
+    if key not in at.known:
+        at.known[key] = _tails(at, minutes, budget)
+    return cast("Tails", at.known[key])
+
+
+def _tails(at: Desk, minutes: Mapping[str, int | None], budget: int) -> Tails:
     at.cursor.execute(
         statement("queue_storage/activity", "tails"),
         {"parts": list(minutes), "minutes": ints(minutes.values())},

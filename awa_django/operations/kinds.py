@@ -27,6 +27,9 @@ SAMPLES = 500
 #: Rows counted for one figure where there is nothing better, and canonical jobs counted of one state of all kinds.
 MOST, CANONICAL = 20_000, 150_000
 
+#: Attempts that go on whose kinds are looked at, the newest.
+NEWEST = 500
+
 #: A time that was asked for, and a queue.
 Place = tuple[str, str | None]
 
@@ -69,6 +72,8 @@ class _Figures:
     #: Failed jobs by the part of history that was read, for when there were too many to count.
     failed_about: Counter[str] = field(default_factory=Counter)
     dead: Counter[str] = field(default_factory=Counter)
+    #: Kinds of attempts that go on, which may have no other jobs.
+    held: set[str] = field(default_factory=set)
     #: Done rows by queue, as they are counted when they are written.
     counted_rows: dict[str, int] = field(default_factory=dict)
     completed_last_hour: Counter[str] = field(default_factory=Counter)
@@ -97,6 +102,7 @@ def kind_overview(*, using: str | None = None) -> list[KindOverview]:
         | found.finished.keys()
         | found.failed.keys()
         | found.dead.keys()
+        | found.held
     )
     return [_overview(kind, declared.get(kind), found) for kind in sorted(kinds)]
 
@@ -133,7 +139,7 @@ def _lanes(at: Desk, found: _Figures) -> None:
 
 
 def _elsewhere(at: Desk, found: _Figures) -> None:
-    at.cursor.execute(statement("queue_storage/kinds", "elsewhere"), {"most": MOST}, prepare=False)
+    at.cursor.execute(statement("queue_storage/kinds", "elsewhere"), {"most": MOST, "newest": NEWEST}, prepare=False)
     for sort, kind, queue, jobs, exact in at.cursor.fetchall():
         found.exact = found.exact and exact
         match sort:
@@ -144,6 +150,8 @@ def _elsewhere(at: Desk, found: _Figures) -> None:
             case "failed":
                 found.failed[kind] += jobs
                 found.has_all_failed = exact
+            case "held":
+                found.held.add(kind)
             case "counted":
                 found.counted_rows[queue] = jobs
 

@@ -47,6 +47,8 @@ VERY_OLD_TRANSACTION = 3600.0
 #: Transactions that a replication slot or standby may lag behind.
 OLD_HORIZON = 1_000_000
 DEAD_ROWS = 100_000
+#: A table of which nothing is known is worth a word from this size on.
+UNANALYZED_BYTES = 8 << 20
 #: Seconds for which somebody may wait for a lock, and for which that holds the queue up.
 LONG_WAIT = 10.0
 VERY_LONG_WAIT = 60.0
@@ -383,6 +385,14 @@ def vacuum(patient: Patient) -> Iterator[Said]:
             Level.WARNING,
             f"Table awa.{name} has {dead:,} dead rows beside {live:,} live ones, {_vacuumed(last)}.",
             f"Look for old transactions above; VACUUM awa.{name}.",
+        )
+    for number, name in patient.rows("unanalyzed", bytes=UNANALYZED_BYTES):
+        well = False
+        yield Said(
+            Level.WARNING,
+            f"{count(number, 'large table')} of the schema {'was' if number == 1 else 'were'} never analyzed since the "
+            f"database was made or restored, awa.{name} for one: plans are guesses, and the admin may be slow.",
+            "ANALYZE; autovacuum does it by itself in time, where it is on.",
         )
     age, limit = patient.row("wraparound")
     if age > 2 * limit:

@@ -42,7 +42,6 @@ SELECT queue, count(*)
 FROM awa.jobs_hot
 WHERE state = 'completed'
     AND finalized_at >= statement_timestamp() - interval '1 hour'
-    AND %(exact)s::boolean IS NOT NULL
 GROUP BY queue;
 
 -- name: lag

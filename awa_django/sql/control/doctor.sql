@@ -283,6 +283,18 @@ WHERE schemaname = 'awa' AND n_dead_tup > %(dead)s::bigint AND n_dead_tup > n_li
 ORDER BY n_dead_tup DESC
 LIMIT 5;
 
+-- name: unanalyzed
+-- Tables of the schema of more than so many bytes of which the planner knows nothing, as after a restore.
+-- rows:  one if there are any: how many, and the name of the largest
+-- locks: none
+SELECT count(*), (array_agg(relname::text ORDER BY pg_relation_size(oid) DESC))[1]
+FROM pg_catalog.pg_class
+WHERE relnamespace = 'awa'::regnamespace
+    AND relkind = 'r'
+    AND reltuples < 0
+    AND pg_relation_size(oid) > %(bytes)s::bigint
+HAVING count(*) > 0;
+
 -- name: wraparound
 -- Transactions since the oldest row of this database was frozen, and after how many vacuum is forced to.
 -- rows:  one

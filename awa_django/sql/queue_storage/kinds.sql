@@ -146,7 +146,8 @@ GROUP BY kind;
 -- name: elsewhere
 -- Jobs that are not in lanes, by kind: deferred ones and dead letters, of very many those on a part of the pages;
 -- and failed ones, at most so many.
--- rows:  one for each sort, kind and, of deferred ones, queue: how many, and whether all there are were counted; and
+-- rows:  one for each sort, kind and, of deferred ones, queue: how many, and whether all there are were counted; one
+--        'held' for each kind of the newest attempts that go on, at most newest of them; and
 --        'counted' for each queue, without a kind: how many done rows the counters say it has, if they can be trusted
 -- locks: none
 WITH part AS MATERIALIZED (
@@ -191,6 +192,31 @@ GROUP BY dead.kind, part.read
 UNION ALL
 SELECT 'failed', kind, NULL, count(*), sum(count(*)) OVER () < %(most)s::bigint
 FROM failed
+GROUP BY kind
+UNION ALL
+SELECT 'held', emission.kind, NULL, count(*), true
+FROM (
+    SELECT job_id, ready_slot
+    FROM awa.leases
+    ORDER BY job_id DESC
+    LIMIT %(newest)s
+) AS lease
+CROSS JOIN LATERAL (
+    SELECT kind
+    FROM awa.ready_entries
+    WHERE ready_slot = lease.ready_slot AND job_id = lease.job_id
+    LIMIT 1
+) AS emission
+GROUP BY emission.kind
+UNION ALL
+SELECT 'held', kind, NULL, count(*), true
+FROM (
+    -- Of attempts that hold a receipt alone.
+    SELECT kind
+    FROM awa.ready_entries
+    ORDER BY job_id DESC
+    LIMIT %(newest)s
+) AS emission
 GROUP BY kind
 UNION ALL
 SELECT 'counted', NULL, queue, sum(total)::bigint, true

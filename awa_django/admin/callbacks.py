@@ -77,7 +77,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _value in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(_now("the name %s comes twice in one object") % json.dumps(twice, ensure_ascii=False))
+        raise ValueError(
+            _now("the name %s comes twice in one object") % json.dumps(twice, ensure_ascii=False)
+        )
     return found
 
 

@@ -139,7 +139,9 @@ def _lanes(at: Desk, found: _Figures) -> None:
 
 
 def _elsewhere(at: Desk, found: _Figures) -> None:
-    at.cursor.execute(statement("queue_storage/kinds", "elsewhere"), {"most": MOST, "newest": NEWEST}, prepare=False)
+    at.cursor.execute(
+        statement("queue_storage/kinds", "elsewhere"), {"most": MOST, "newest": NEWEST}, prepare=False
+    )
     for sort, kind, queue, jobs, exact in at.cursor.fetchall():
         found.exact = found.exact and exact
         match sort:

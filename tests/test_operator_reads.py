@@ -481,9 +481,11 @@ def test_a_page_is_found_by_index_however_much_is_stored() -> None:
         "created_from": None, "created_before": None, "deferred": ["scheduled"], "ready": True, "available": True,
         "held": True, "narrow": False, "done": ["failed"], "dead": True,
     }  # fmt: skip
-    for name, values in (("newest", newest), ("facts", {"job_ids": "{110000,110001}"})):
+    for file, name, values in (
+        ("newest", "newest", newest), ("listing", "facts", {"job_ids": "{110000,110001}"}),
+    ):  # fmt: skip
         with job_cursor("default") as cursor:
-            query = statement("queue_storage/listing", name)
+            query = statement(f"queue_storage/{file}", name)
             cursor.execute("EXPLAIN (ANALYZE, COSTS OFF) " + query, values, prepare=False)
             plan = "\n".join(row[0] for row in cursor.fetchall())
         assert "idx_awa_ready_0_job" in plan, plan

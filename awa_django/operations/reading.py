@@ -320,7 +320,7 @@ def _of_time(cursor: Cursor, plane: Plane, filter: JobFilter, before: int) -> tu
     if filter.created_from is None and filter.created_before is None:
         return 0, before
     cursor.execute(
-        statement(f"{plane.name}/listing", "ids_created"),
+        statement(f"{plane.name}/newest", "ids_created"),
         {"created_from": filter.created_from, "created_before": filter.created_before, "slack": _SLACK},
         prepare=False,
     )
@@ -401,7 +401,7 @@ def _newest_in_rings(
 def _found(
     cursor: Cursor, plane: PlaneName, name: str, values: Mapping[str, Any]
 ) -> list[tuple[str, list[int], int | None]]:
-    cursor.execute(statement(f"{plane}/listing", name), values, prepare=False)
+    cursor.execute(statement(f"{plane}/newest", name), values, prepare=False)
     return cursor.fetchall()
 
 

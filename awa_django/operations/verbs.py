@@ -277,7 +277,7 @@ def _jobs_of_key(at: Desk, plane: Plane, key: bytes) -> list[int]:
     values: dict[str, Any] = {"unique_key": key}
     if plane.name == "queue_storage":
         everything = {"queue": None, "before": HIGHEST_ID, "size": HIGHEST_ID}
-        at.cursor.execute(statement("queue_storage/listing", "newest_open"), everything, prepare=False)
+        at.cursor.execute(statement("queue_storage/newest", "newest_open"), everything, prepare=False)
         values["open_ids"] = ints(job_id for row in at.cursor.fetchall() for job_id in row[1])
     at.cursor.execute(statement(f"{plane.name}/listing", "jobs_of_key"), values, prepare=False)
     return [row[0] for row in at.cursor.fetchall()]

@@ -173,7 +173,7 @@ class Walk:
         told = not self._wants_body and self.filter.kind is None and states >= _HELD
         size = SCAN if told else LOAD
         at.cursor.execute(
-            statement("queue_storage/listing", "newest_open"),
+            statement("queue_storage/newest", "newest_open"),
             {"before": self._below, "queue": self.filter.queue, "size": size},
             prepare=False,
         )

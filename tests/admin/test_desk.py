@@ -155,6 +155,15 @@ def test_a_name_of_emoji_and_markup_has_a_page_and_a_history(model: str) -> None
         assert "1 queue paused." in text_of(history)
 
 
+@override_settings(AWA={"ADMIN_STATEMENT_TIMEOUT": 0.001})
+def test_a_search_that_takes_too_long_says_so() -> None:
+    stored.run("INSERT INTO awa.queue_meta (queue) SELECT 'q' || n FROM generate_series(1, 5000) AS n")
+    browser = superuser()
+    answer = browser.get(list_url("job"), {"q": "something"})
+    assert answer.status_code == 503
+    assert "That took the database too long" in answer.content.decode()
+
+
 def test_past_actions_say_who_and_when_and_lead_back_to_the_object() -> None:
     job_id = in_state("failed")
     browser = client("view_job", "retry_job", name="ada")
@@ -166,6 +175,8 @@ def test_past_actions_say_who_and_when_and_lead_back_to_the_object() -> None:
     page = text_of(answer)
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC ada Retry: 1 job will run again\.", page)
     assert f'<a href="{detail_url("job", job_id)}">' in answer.content.decode()
+    # With the navigation of every page.
+    assert [entry["is_here"] for entry in answer.context["nav"] if entry["label"] == "Jobs"] == [True]
 
 
 def test_the_question_before_an_action_stands_below_the_list_and_the_object_that_it_is_about() -> None:

@@ -297,18 +297,25 @@ def test_an_interrupted_process_ends_by_the_signal(awa_database: str) -> None:
             env={**os.environ, "DATABASE_URL": awa_database, "DJANGO_SETTINGS_MODULE": "tests.settings"},
             stderr=subprocess.PIPE,
             text=True,
+            # A background job of a shell, as these tests may be, passes an ignored SIGINT on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        with psycopg.connect(awa_database, autocommit=True) as watcher:
-            wait_until(
-                lambda: (
-                    watcher.execute(
-                        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-                    ).fetchone()
-                    is not None
+        try:
+            with psycopg.connect(awa_database, autocommit=True) as watcher:
+                wait_until(
+                    lambda: (
+                        watcher.execute(
+                            "SELECT FROM pg_stat_activity"
+                            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                        ).fetchone()
+                        is not None
+                    )
                 )
-            )
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait()
     assert (process.returncode, said) == (-signal.SIGINT, "")
 
 

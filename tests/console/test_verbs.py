@@ -99,7 +99,7 @@ def runtimes() -> None:
     assert len(document("runtimes", "--live")["instances"]) == 1
     said = awa("runtimes").out
     assert "leads" in said
-    assert "silent" in said
+    assert "stale" in said
     assert "q 2" in said
 
 

@@ -101,7 +101,7 @@ def status(call: Call) -> Answer:
 
 def _state(each: Runtime) -> str:
     if each.stale:
-        return "ended" if each.shutting_down else "silent"
+        return "ended" if each.shutting_down else "stale"
     if each.shutting_down:
         return "stopping"
     if not each.healthy:

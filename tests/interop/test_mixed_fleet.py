@@ -236,9 +236,15 @@ def test_either_leader_promotes_and_rescues_for_the_other(awa_database: str) -> 
             held = [insert(connection, "spell", {"seconds": 60}) for _ in range(3)]
             wait_until(lambda: all(runs(connection).get(job_id) for job_id in held))
             theirs.kill()
+            # They wait for their next attempt, or are due for it already.
             wait_until(
                 lambda: (
-                    count(connection, "SELECT count(*) FROM awa.deferred_jobs WHERE state = 'retryable'") == 3
+                    connection.execute(
+                        "SELECT count(*) FROM awa.jobs"
+                        " WHERE id = ANY (%s) AND state IN ('retryable', 'available') AND attempt = 1",
+                        [held],
+                    ).fetchone()
+                    == (3,)
                 ),
                 what="three jobs of theirs rescued by whoever leads",
             )

@@ -31,7 +31,7 @@ from django.utils.translation import gettext_lazy as _
 
 from awa_django.admin.actions import Action, Answer, Call, Offer, Text, submitted
 from awa_django.admin.kept import forget
-from awa_django.admin.pages import Build, frame_of, look_of_page, may, read_only_reason, read_page
+from awa_django.admin.pages import Build, frame_of, look_of_page, may, read_only_reason, read_page, too_slow
 from awa_django.enqueue import queue_alias
 from awa_django.errors import AwaError, WrongState
 from awa_django.operations import JobFilter, preview_batch, submit_batch
@@ -265,20 +265,21 @@ class DeskAdmin(_ModelAdmin):
         """A page that is read in one look. One that takes the database too long says so, with 503."""
         request.current_app = self.admin_site.name
         template, context, is_read = read_page(request, self.admin_site, template, build)
+        return self._page(request, template, context, status=200 if is_read else 503)
+
+    def _page(
+        self, request: HttpRequest, template: str, context: Mapping[str, Any], *, status: int
+    ) -> HttpResponse:
         context = {"opts": self.opts, "media": self.media, "list_label": self.label, **context}
-        return TemplateResponse(request, template, context, status=200 if is_read else 503)
+        return TemplateResponse(request, template, context, status=status)
 
     def in_time(self, request: HttpRequest, answer: Callable[[], HttpResponse]) -> HttpResponse:
         """What is answered; instead of what takes the database too long there is the page that says so."""
+        request.current_app = self.admin_site.name
         try:
             return answer()
         except OperationalError as error:
-            failed = error
-
-        def again(look: Desk) -> Mapping[str, Any]:
-            raise failed
-
-        return self.page(request, "", again)
+            return self._page(request, *too_slow(request, self.admin_site, error), status=503)
 
     def list_url(self) -> str:
         """Where the list is."""

@@ -21,7 +21,7 @@ from awa_django.operations import one_look
 from awa_django.operations.desk import Desk, looking
 from awa_django.operations.pulse import Pulse, pulse
 
-__all__ = ["NAV", "Build", "frame_of", "look_of_page", "may", "read_only_reason", "read_page"]
+__all__ = ["NAV", "Build", "frame_of", "look_of_page", "may", "read_only_reason", "read_page", "too_slow"]
 
 logger = logging.getLogger("awa_django.admin")
 
@@ -99,8 +99,13 @@ def read_page(
         with look_of_page() as look:
             return template, {**site.each_context(request), **frame_of(request, site), **build(look)}, True
     except OperationalError as error:
-        if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
-            raise
+        return (*too_slow(request, site, error), False)
+
+
+def too_slow(request: HttpRequest, site: AdminSite, error: OperationalError) -> tuple[str, dict[str, Any]]:
+    """The template and the context of the page that says so; any other error is raised again."""
+    if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+        raise error
     # Without the parameters, which may hold values.
     logger.warning("a page took the database too long: %s", request.path)
     context = {
@@ -108,4 +113,4 @@ def read_page(
         "title": _("That took the database too long"),
         "limit": get_settings().admin_statement_timeout.total_seconds(),
     }
-    return "admin/awa_django/too_slow.html", context, False
+    return "admin/awa_django/too_slow.html", context

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import psycopg
 import pytest
 from django.db import connections
@@ -22,6 +23,12 @@ from psycopg.conninfo import conninfo_to_dict
 from example_project import embedded
 from tests import databases
 from tests.settings import SERVER_URL
+
+# How long an example takes says more about what else the machine does than about what is tested.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -242,8 +249,9 @@ def _empty_queue_of_module(request: pytest.FixtureRequest) -> None:
     What others committed would be counted, what they took back has left its pages, by which figures are estimated, and
     an autovacuum that passed by has left statistics.
     """
-    marks = getattr(request.module, "pytestmark", [])
-    if not any(mark.name == "django_db" for mark in (marks if isinstance(marks, list) else [marks])):
+    # Asked of the tests that run: for others pytest-django makes no database, and this would be the project's own.
+    tests = [item for item in request.session.items if getattr(item, "module", None) is request.module]
+    if not any(item.get_closest_marker("django_db") for item in tests):
         return
     from awa_django.testing import reset_queue
 
@@ -271,6 +279,9 @@ def _emptied_queue(request: pytest.FixtureRequest) -> Iterator[None]:
     request.getfixturevalue("transactional_db")
     yield
     reset_queue()
+    # An autovacuum may have passed while the test's rows were there.
+    with connections["default"].cursor() as cursor:
+        cursor.execute(FORGET_STATISTICS)
 
 
 @pytest.fixture

@@ -66,15 +66,26 @@ def create(server_url: str, name: str, *, template: str | None = None, owner: st
         statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
     if owner is not None:
         statement += sql.SQL(" OWNER {}").format(sql.Identifier(owner))
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(statement)
+    _execute(server_url, statement)
     return address(server_url, name)
 
 
 def drop(server_url: str, name: str) -> None:
     """Drop a database with every session that is in it."""
+    _execute(server_url, sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _execute(server_url: str, statement: sql.Composed) -> None:
+    """Make, rename or drop a database, also when a session takes longer to end than the server waits for it."""
+    until = time.monotonic() + PATIENCE
     with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        while True:
+            try:
+                connection.execute(statement)
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > until:
+                    raise
 
 
 @contextlib.contextmanager
@@ -99,8 +110,11 @@ def template(server_url: str, word: str, fill: Callable[[str], None]) -> str:
             return name
         unfinished = new_name(f"{word}_unfinished")
         fill(create(server_url, unfinished))
-        connection.execute(
-            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(unfinished), sql.Identifier(name))
+        _execute(
+            server_url,
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
+                sql.Identifier(unfinished), sql.Identifier(name)
+            ),
         )
     return name
 
@@ -147,7 +161,8 @@ def awa_cli(url: str, *arguments: str, check: bool = True) -> subprocess.Complet
     return subprocess.run(
         [Path(sys.executable).with_name("awa"), *arguments],
         cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": url},
+        # Its warnings, such as one of a statement that took a second, would stand in front of what it answers.
+        env={**os.environ, "DATABASE_URL": url, "RUST_LOG": "error"},
         capture_output=True,
         text=True,
         timeout=PATIENCE,

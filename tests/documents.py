@@ -269,7 +269,11 @@ class Project:
             streams = (nothing.fileno(), out.fileno(), out.fileno())
             with self.start("manage", "awa_worker", *options, streams=streams) as worker:
                 with psycopg.connect(self.url, autocommit=True) as connection:
-                    wait_until(lambda: worker.poll() is not None or _has_worker(connection), what="a worker")
+                    wait_until(
+                        lambda: worker.poll() is not None or _has_worker(connection),
+                        seconds=PATIENCE,
+                        what="a worker",
+                    )
                     wait_until(lambda: not _unfinished(connection), seconds=PATIENCE, what="an empty queue")
                 worker.send_signal(signal.SIGTERM)
                 code = worker.wait(PATIENCE)

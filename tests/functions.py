@@ -63,7 +63,7 @@ class Functions:
         self._answers[path] = answer
         return self.url + path
 
-    def next(self, seconds: float = 10) -> Asked:
+    def next(self, seconds: float = 30) -> Asked:
         """The next request."""
         return self._asked.get(timeout=seconds)
 

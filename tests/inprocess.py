@@ -62,7 +62,7 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
     return [{**row, "payload": json.loads(row["payload"] or "{}")} for row in found]
 
 
-def ended(kind: str, count: int = 1, *, seconds: float = 20) -> list[dict[str, Any]]:
+def ended(kind: str, count: int = 1, *, seconds: float = 60) -> list[dict[str, Any]]:
     """Wait until so many jobs of a kind have run and are written down; their rows."""
     wait_until(lambda: len(rows_of(kind)) >= count, seconds=seconds, what=f"{count} jobs of kind {kind}")
     return rows_of(kind)

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 
 from tests import vectors
+from tests.workers import wait_until
 
 #: These read sequences, which belong to no snapshot: under load they report jobs claimed in between.
 NEEDS_REST = frozenset({"I10", "I11", "I12", "Q03"})
@@ -24,6 +25,14 @@ BEGIN
     EXECUTE 'ANALYZE ' || tables;
 END
 $$
+"""
+
+#: Sessions that are about something. Those of a process that was killed go on with what it sent last.
+AT_WORK = """
+    SELECT pid, query
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+        AND state <> 'idle'
 """
 
 
@@ -63,7 +72,13 @@ def violated(
 def assert_all_hold(url: str, *, mixed: bool = False, drained: bool = True, ids: Sequence[int] = ()) -> None:
     """Every invariant of a database on which nobody works any more."""
     with psycopg.connect(url, autocommit=True) as connection:
+        wait_for_rest(connection)
         assert violated(connection, quiesced=True, drained=drained, mixed=mixed, ids=ids) == []
+
+
+def wait_for_rest(connection: psycopg.Connection[Any]) -> None:
+    """Wait for sessions of processes that have ended: a slot that they empty meanwhile looks like lost jobs."""
+    wait_until(lambda: not connection.execute(AT_WORK).fetchall(), what="sessions that come to rest")
 
 
 def is_quiet(connection: psycopg.Connection[Any]) -> bool:

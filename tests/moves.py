@@ -148,10 +148,10 @@ class Producer:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def wait_for(self, more: int) -> None:
         """Until so many more jobs were enqueued."""
         wanted = self.count + more
-        wait_until(lambda: self.count >= wanted or not self._thread.is_alive())
+        wait_until(lambda: self.count >= wanted or not self._thread.is_alive(), seconds=60)
         assert self._thread.is_alive()

@@ -123,8 +123,12 @@ def _reachable(package: Path, account: Account) -> Path:
     if not copy.exists():
         with tempfile.TemporaryDirectory(dir=copy.parent) as scratch:
             libraries = package.with_name(f"{package.name}.libs")
-            if libraries.exists():
-                shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True, dirs_exist_ok=True)
+            # Moved whole: another process may run a server with those that are there already.
+            if libraries.exists() and not copy.with_name(libraries.name).exists():
+                _move(
+                    shutil.copytree(libraries, Path(scratch) / "libs", symlinks=True),
+                    copy.with_name(libraries.name),
+                )
             _move(shutil.copytree(package, Path(scratch) / "copy", symlinks=True), copy)
     return copy
 

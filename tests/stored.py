@@ -79,6 +79,26 @@ def use_shards(queue: str, shards: int, using: str = "default") -> None:
     )
 
 
+def unseen(*tables: str, using: str = "default") -> None:
+    """Have tables be as new: without pages of rows that were taken back, and without statistics.
+
+    Rows that nobody committed leave pages, and an autovacuum that passes leaves figures of them, by which a plan or an
+    estimate may be another. Until the transaction ends none passes here.
+    """
+    for table in tables:
+        run(f"TRUNCATE awa.{table}", using=using)
+        run(
+            """
+            DELETE FROM pg_statistic
+            WHERE starelid = %s::regclass
+                OR starelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = %s::regclass)
+            """,
+            f"awa.{table}",
+            f"awa.{table}",
+            using=using,
+        )
+
+
 @contextmanager
 def rolled_back(using: str = "default") -> Iterator[None]:
     """A transaction, or a savepoint in one, that is undone at its end."""

@@ -82,18 +82,29 @@ def effects(work: Callable[[], Any]) -> tuple[dict[str, dict[str, Rows]], list[t
     settings = connection.get_connection_params()
     names = {key: settings[key] for key in ("host", "port", "user", "dbname") if settings.get(key)}
     with psycopg.connect(**names, autocommit=True) as listener:
-        for channel in ("awa:cancel", "awa:adm", "awa:dest"):
+        for channel in ("awa:cancel", "awa:adm", "awa:dest", "told"):
             listener.execute(f'LISTEN "{channel}"')
         before = snapshot()
         work()
         after = snapshot()
-        heard = [(item.channel, item.payload) for item in listener.notifies(timeout=0.05)]
+        # Notifications arrive in the order of the commits, however late, so nothing of the work comes after this one.
+        stored.run("NOTIFY told")
+        heard = [(item.channel, item.payload) for item in until_told(listener)]
     changed: dict[str, dict[str, Rows]] = {}
     for table, rows in after.items():
         added, removed = rows - before[table], before[table] - rows
         if added or removed:
             changed[table] = {"added": added, "removed": removed}
     return changed, heard
+
+
+def until_told(listener: psycopg.Connection[Any]) -> list[psycopg.Notify]:
+    heard: list[psycopg.Notify] = []
+    while not (heard and heard[-1].channel == "told"):
+        came = list(listener.notifies(timeout=30, stop_after=1))
+        assert came, heard
+        heard += came
+    return heard[:-1]
 
 
 def recorded(case: str) -> dict[str, dict[str, Rows]]:

@@ -281,12 +281,13 @@ class Ear:
         return hear
 
     def heard(self) -> list[tuple[str, dict[str, Any]]]:
-        assert signals.outbox.wait_empty(10)
+        assert signals.outbox.wait_empty(30)
         return self._heard
 
 
 @pytest.fixture
 def ear() -> Iterator[Ear]:
+    assert signals.outbox.wait_empty(30), "what the test before this one has sent is not for it"
     ear = Ear()
     named = {name: getattr(signals, name) for name in signals.__all__ if name.startswith("job_")}
     receivers = {name: ear.hears(name) for name in named}

@@ -405,16 +405,16 @@ def test_a_request_is_given_up_when_nobody_wants_it_any_more() -> None:
 
         def hold(asked: Asked) -> None:
             wanted.clear()
-            over.wait(10)
+            over.wait(60)
 
         functions.tell(200, before=hold)
         began = time.monotonic()
         try:
             with pytest.raises(RequestCancelled):
-                HttpClient()(call(functions.url, is_cancelled=lambda: not wanted.is_set()))
+                HttpClient()(call(functions.url, timeout=60.0, is_cancelled=lambda: not wanted.is_set()))
         finally:
             over.set()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_what_of_a_body_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +438,9 @@ def test_responses_that_come_before_the_final_one_are_passed_over() -> None:
         def answer() -> None:
             peer, _ = listening.accept()
             with peer:
-                peer.recv(65536)
+                request = b""
+                while not request.endswith(b"{}"):  # a socket that is closed with something unread is reset
+                    request += peer.recv(65536)
                 peer.sendall(early + b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone")
 
         answering = threading.Thread(target=answer, daemon=True)

@@ -157,6 +157,7 @@ def test_a_kind_that_workers_declare_is_shown_with_its_description_and_their_num
 def test_kinds_of_long_lanes_and_long_histories_are_estimated_and_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stored.unseen("ready_entries", "done_entries", "receipt_completion_batches", "dlq_entries")
     for name, value in {"SHORT_LANE": 20, "BUDGET": 3, "SAMPLES": 50}.items():
         monkeypatch.setattr(f"awa_django.operations.kinds.{name}", value)
     for _ in range(20):
@@ -190,6 +191,7 @@ def test_many_failures_and_deferred_jobs_of_a_kind_are_estimated(monkeypatch: py
 def test_very_many_failures_are_estimated_by_kind_and_the_latest_of_them_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stored.unseen("ready_entries", "done_entries", "receipt_completion_batches", "dlq_entries")
     columns = "job_id, kind, queue, priority, run_at, attempted_at, finalized_at, created_at"
     values = (
         "1000000 + n, CASE n %% 4 WHEN 0 THEN 'seldom' ELSE 'often' END, 'q', 2, now(), now(), now(), now()"
@@ -297,6 +299,7 @@ def test_the_activity_of_one_queue_leaves_the_others_out() -> None:
 
 
 def test_of_a_long_history_a_part_is_read_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored.unseen("ready_entries", "done_entries", "receipt_completion_batches", "dlq_entries")
     # The function of the same name hides the module.
     monkeypatch.setattr(sys.modules["awa_django.operations.activity"], "BUDGET", 4)
     for _ in range(3):

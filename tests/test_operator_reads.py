@@ -79,7 +79,7 @@ def test_jobs_are_chosen_by_kind_queue_tag_id_and_time() -> None:
     assert listed(JobFilter(tag="red")) == [(failed, "failed"), (red, "completed")]
     assert listed(JobFilter(kind="other")) == [(blue, "available")]
     assert listed(JobFilter(queue="elsewhere", tag="red")) == [(failed, "failed")]
-    assert listed(JobFilter(ids=[red, 4711])) == [(red, "completed")]
+    assert listed(JobFilter(ids=[red, 2**40])) == [(red, "completed")]
     created = operations.load_job(blue).job.created_at
     assert listed(JobFilter(created_from=created, kind="other")) == [(blue, "available")]
     assert listed(JobFilter(created_before=created, kind="other")) == []

@@ -146,7 +146,7 @@ def run(caplog: pytest.LogCaptureFixture, error: str) -> Ran:
                 for kind in ("succeed", "keep", "fail_once", "again", "die", "wait", "misfit", "after"):
                     ended(kind)
                 wait_until(lambda: len(got) == 9, what=f"every attempt; there were {len(got)}")
-                assert signals.outbox.wait_empty(10)
+                assert signals.outbox.wait_empty(30)
     finally:
         for signal in receivers:
             signal.disconnect(hear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -37,6 +38,16 @@ def backwards(schedule: Schedule, after: datetime, until: datetime) -> list[date
         found.append(fire)
         fire = schedule.last_until(fire - SECOND)
     return found[::-1]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """What the quickest of some tries took: in the others is what the machine did besides."""
+    found = []
+    for _ in range(5):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found)
 
 
 # What is read
@@ -135,12 +146,13 @@ def test_fires_are_those_of_a_real_worker_in_both_directions(vector: dict[str, A
 
 @pytest.mark.parametrize("expression", [*VECTORS["never_fires"], "0 0 * * 7#L", "0 0 30W 2 *", "0 , * * *"])
 def test_what_never_fires_says_so_at_once(expression: str) -> None:
-    schedule = Schedule.parse(expression)
-    began = time.perf_counter()
-    assert not schedule.can_fire
-    assert schedule.next_after(instant("2026-11-30")) is None
-    assert schedule.last_until(instant("2026-11-30")) is None
-    assert time.perf_counter() - began < 0.5
+    def ask() -> None:
+        schedule = Schedule.parse(expression)
+        assert not schedule.can_fire
+        assert schedule.next_after(instant("2026-11-30")) is None
+        assert schedule.last_until(instant("2026-11-30")) is None
+
+    assert seconds(ask) < 0.5
 
 
 def test_a_rare_date_is_found_over_decades() -> None:
@@ -153,11 +165,13 @@ def test_a_rare_date_is_found_over_decades() -> None:
 def test_the_latest_fire_costs_no_more_after_years_than_after_seconds() -> None:
     every_second = Schedule.parse("* * * * * *", "US/Eastern")
     new_year = Schedule.parse("0 0 1 1 *", "US/Eastern")
-    began = time.perf_counter()
-    for _ in range(100):
-        assert every_second.last_until(instant("2026-11-30T12:00:00.9")) == instant("2026-11-30T12:00:00")
-        assert new_year.last_until(instant("2026-11-30T12:00:00")) == instant("2026-01-01T05:00:00")
-    assert time.perf_counter() - began < 1
+
+    def ask() -> None:
+        for _ in range(100):
+            assert every_second.last_until(instant("2026-11-30T12:00:00.9")) == instant("2026-11-30T12:00:00")
+            assert new_year.last_until(instant("2026-11-30T12:00:00")) == instant("2026-01-01T05:00:00")
+
+    assert seconds(ask) < 1
 
 
 def test_a_gap_of_a_whole_day_fires_once_at_its_end() -> None:
@@ -176,12 +190,14 @@ def test_a_gap_of_two_hours_ends_too() -> None:
 
 def test_each_second_of_a_repeated_hour_is_passed_over_in_one_step() -> None:
     schedule = Schedule.parse("* * * * * *", "US/Eastern")
-    began = time.perf_counter()
-    for minute in range(60):
-        inside = instant(f"2026-11-01T06:{minute:02}:30.5")
-        assert schedule.next_after(inside) == instant("2026-11-01T07:00:00")
-        assert schedule.last_until(inside) == instant("2026-11-01T05:59:59")
-    assert time.perf_counter() - began < 0.5
+
+    def ask() -> None:
+        for minute in range(60):
+            inside = instant(f"2026-11-01T06:{minute:02}:30.5")
+            assert schedule.next_after(inside) == instant("2026-11-01T07:00:00")
+            assert schedule.last_until(inside) == instant("2026-11-01T05:59:59")
+
+    assert seconds(ask) < 0.5
 
 
 def test_seconds_in_a_gap_merge_with_the_fire_at_its_end() -> None:

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 from awa import callback_contract as oracle
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from awa_django.errors import ConfigurationError
@@ -73,6 +73,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @pytest.mark.interop
+@settings(deadline=None)
 @given(words, st.binary(min_size=32, max_size=32))
 def test_the_awa_client_signs_and_verifies_alike(callback_id: str, secret: bytes) -> None:
     signature = sign(callback_id, secret)
@@ -82,6 +83,7 @@ def test_the_awa_client_signs_and_verifies_alike(callback_id: str, secret: bytes
 
 
 @pytest.mark.interop
+@settings(deadline=None)
 @given(
     words | st.from_regex(r"\A[ /a]{0,5}\Z"),
     words | st.from_regex(r"\A[ \t\n\x1c\x85\u3000/a]{0,6}\Z"),

@@ -242,7 +242,7 @@ def test_a_step_waits_for_one_that_is_under_way_and_then_decides(moving: Moving)
             what="a step that waits",
         )
         session.commit()
-    other.join(10)
+    other.join(60)
     (refused,) = answers
     assert isinstance(refused, StorageTransitionRefused)
     assert "the state is 'mixed_transition'" in str(refused)

@@ -86,10 +86,10 @@ def test_jobs_of_a_transactional_test_are_gone_in_the_next(turn: str) -> None:
 def test_a_session_in_the_way_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = {"limit_wait": "SET LOCAL lock_timeout = '100ms'"}
     statement = testing.statement
-    monkeypatch.setattr(
-        testing, "statement", lambda subject, name: waits.get(name) or statement(subject, name)
-    )
-    with psycopg.connect(psycopg_url()) as other:
+    with psycopg.connect(psycopg_url()) as other, monkeypatch.context() as impatient:
+        impatient.setattr(
+            testing, "statement", lambda subject, name: waits.get(name) or statement(subject, name)
+        )
         other.execute("INSERT INTO awa.jobs (kind, args) VALUES ('greet', '{}')")
         with pytest.raises(
             OperationalError, match="a worker or an open transaction of the test still uses it"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from awa_django import uniqueness
 from awa_django.errors import InvalidJob
 from awa_django.states import NON_TERMINAL_STATES, JobState, mask_bits, state_mask
 from awa_django.uniqueness import (
@@ -105,6 +106,7 @@ def test_a_mask_that_would_make_claims_fail_is_refused(mask: int) -> None:
 
 def test_a_mask_that_lets_go_and_takes_again_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     mask = state_mask(JobState.AVAILABLE, JobState.RETRYABLE)
+    uniqueness._warn_once.cache_clear()  # an earlier test of the process may have been warned
     with caplog.at_level(logging.WARNING, "awa_django.uniqueness"):
         Unique(states=mask)
         Unique(states=mask)

@@ -94,11 +94,14 @@ class Worker:
 
     def children(self) -> list[psutil.Process]:
         """The processes that it started, dead ones that nobody waited for left out."""
-        try:
-            found = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+        living = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                # One may end, and be waited for, between two lines.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.status() != psutil.STATUS_ZOMBIE:
+                        living.append(child)
+        return living
 
     def kill(self) -> None:
         """kill -9, children included."""
@@ -117,7 +120,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the worker did not end within {seconds} s:\n{self.output()}") from None
 
-    def stop(self, seconds: float = 15) -> int:
+    def stop(self, seconds: float = 30) -> int:
         """TERM, and wait; the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds)

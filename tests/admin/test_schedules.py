@@ -56,9 +56,11 @@ def test_without_schedules_the_list_says_how_one_comes_to_be() -> None:
 def test_the_page_of_a_schedule_tells_the_next_ten_fires() -> None:
     schedule("hourly", cron_expr="0 * * * *", tags=["eu"], missed_fire_policy="catch_up")
     worker("q", kinds=("k",))
+    before = periodic.next_fires("hourly", 10)
     answer = superuser().get(detail_url("cronjob", "hourly"))
     page = text_of(answer)
-    assert answer.context["fires"] == periodic.next_fires("hourly", 10)
+    # Unless the hour has turned meanwhile, these are the same.
+    assert answer.context["fires"] in (before, periodic.next_fires("hourly", 10))
     assert "all of them fire late, in order catch_up" in page
     assert "not by the code of this process" in page
     assert "no live worker knows the kind" not in page

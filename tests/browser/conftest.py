@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
 #: Milliseconds that anything on a page may take before it counts as missing.
-PATIENCE = 10_000
+PATIENCE = 30_000
 SIZE = Size(finished=4_000, waiting=600, failed=40, dead=16, scheduled=8, retryable=8, callbacks=4, running=4)
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = "no Chromium: apt-get install chromium on Debian, .venv/bin/playwright install chromium elsewhere"
@@ -152,7 +152,7 @@ def serving(database: str) -> Iterator[str]:
         assert port.isdecimal(), "the web server did not start"
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.communicate(timeout=20)  # it ends with its input
+        process.communicate(timeout=60)  # it ends with its input
 
 
 def _program() -> str | None:

@@ -253,7 +253,7 @@ def test_a_queue_is_paused_and_goes_on(maria: Visitor) -> None:
     maria.go("queuemeta/halted/change/")
     page.locator(".awa-verbs button", has_text="Pause").click()
     confirm(page, "Pause")
-    page.wait_for_load_state()
+    assert messages(page).strip() == "1 queue paused."
     paused = "SELECT count(*) FROM awa.queue_meta WHERE queue = 'halted' AND paused AND paused_by = 'maria'"
     assert maria.site.count(paused) == 1
     maria.go("job/?queue=halted")
@@ -430,8 +430,8 @@ def test_a_selection_is_not_taken_away_by_an_update(maria: Visitor) -> None:
     page.clock.install()
     waiting_on(maria, "selected", 2)
     maria.go("job/?queue=selected")
-    asked = asked_for_live_parts(page)
     page.locator("#awa-jobs tbody input[type=checkbox]").first.check()
+    asked = asked_for_live_parts(page)
     page.clock.run_for(60_000)
     assert asked == []
     assert page.locator("[data-awa-status]").inner_text() == "Updates paused"
@@ -445,6 +445,7 @@ def test_it_all_works_without_javascript(visiting: Callable[..., Visitor]) -> No
     visitor.go("job/")
     page.fill("#awa-queue", "scriptless")
     page.locator("form.awa-filters button", has_text="Filter").click()
+    page.wait_for_url("**queue=scriptless**")
     assert rows(page).count() == 2
     page.locator(f"#awa-jobs input[value='{first}']").check()
     page.locator(".awa-selection button", has_text="Retry").first.click()
@@ -454,6 +455,7 @@ def test_it_all_works_without_javascript(visiting: Callable[..., Visitor]) -> No
     page.locator(f"a[href*='/job/{second}/change/']").click()
     page.locator(".awa-verbs button", has_text="Discard").click()
     confirm(page, "Discard")
+    assert "1 job discarded." in messages(page)
     assert visitor.site.count(DONE, "scriptless", "failed") == 0
 
 
@@ -536,7 +538,10 @@ def test_the_pages_keep_a_policy_that_is_in_force(maria: Visitor) -> None:
     assert answer is not None
     assert answer.headers["content-security-policy"].startswith("default-src 'self';")
     assert maria.faults == []
-    maria.page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">inline</p>')")
+    with maria.page.expect_console_message():
+        maria.page.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">inline</p>')"
+        )
     maria.page.wait_for_function("document.querySelector('body > p')")
     assert len(maria.faults) == 1, "a violation is noticed"
     assert "Content Security Policy" in maria.faults.pop()

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 from django.db import Error as DatabaseError
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from awa_django import operations
 from tests.interop.test_mixed_fleet import awa_pg_worker
@@ -31,7 +31,7 @@ NON_TERMINAL = "11101001"
 OURS, ANYBODYS = "limited", "default"
 #: Few: each holds a session of the server, which allows sixty.
 SLOTS = 6
-PATIENCE = 60
+PATIENCE = 120
 
 #: Kind, arguments, and how many of a hundred jobs are of it, on the queue that only our workers serve.
 MIXTURE: list[tuple[str, dict[str, Any], int]] = [
@@ -59,7 +59,7 @@ INSERT = f"""
             p_unique_states => CASE WHEN wanted.key IS NOT NULL THEN '{NON_TERMINAL}'::bit(8) END
         ) AS stored
 """
-LOST = (psycopg.OperationalError, psycopg.InterfaceError)
+LOST = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError)
 
 
 @contextmanager

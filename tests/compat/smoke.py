@@ -50,7 +50,7 @@ def main() -> None:
     except Undone:
         pass
     assert noop.enqueue_many([{"n": n} for n in range(100)]).count == 100
-    subprocess.run([sys.executable, "-m", "django", "awa_worker", "--drain", "-v0"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "django", "awa_worker", "--drain", "-v0"], check=True, timeout=150)
     states = dict.fromkeys(("completed", "failed"), 0)
     for state in Job.objects.values_list("state", flat=True):
         states[str(state)] += 1

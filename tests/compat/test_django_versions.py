@@ -79,7 +79,7 @@ def test_a_project_on_a_newer_django_migrates_enqueues_works_and_is_operated(
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -33,12 +33,12 @@ def traced(environment: dict[str, str], *arguments: str) -> list[dict[str, Any]]
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    spans, rest = [], done.stdout[done.stdout.find("{") :]
+    spans, end = [], 0
     decoder = json.JSONDecoder()
-    while rest.strip():
-        span, end = decoder.raw_decode(rest)
+    # What the command itself says may come between two batches of spans.
+    while (begin := done.stdout.find("{", end)) >= 0:
+        span, end = decoder.raw_decode(done.stdout, begin)
         spans.append(span)
-        rest = rest[end:].lstrip()
     return spans
 
 

@@ -1,7 +1,8 @@
-"""A real awa-pg worker as a process of its own: ``python -m tests.interop.awa_pg_worker URL SLOTS [ROLE]``.
+"""A real awa-pg worker as a process of its own: ``python -m tests.interop.awa_pg_worker URL SLOTS ROLE STALE_AFTER``.
 
 It serves queue ``default``, notes each run in table ``probe`` as our handlers do, with the process number
-negative, says "started" once it runs, and stops on TERM.
+negative, says "started" once it runs, and stops on TERM. When it leads it takes attempts away after STALE_AFTER
+seconds of silence.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Failing:
 Role = Literal["auto", "canonical_drain", "queue_storage_target"]
 
 
-async def serve(url: str, slots: int, role: Role = "auto") -> None:
+async def serve(url: str, slots: int, role: Role, stale_after: float) -> None:
     client = awa.AsyncClient(url)
     probe = await psycopg.AsyncConnection.connect(url, autocommit=True)
     lock = asyncio.Lock()
@@ -79,7 +80,7 @@ async def serve(url: str, slots: int, role: Role = "auto") -> None:
         [("default", slots)],
         leader_election_interval_ms=300,
         heartbeat_interval_ms=500,
-        heartbeat_staleness_ms=2000,
+        heartbeat_staleness_ms=int(1000 * stale_after),
         heartbeat_rescue_interval_ms=500,
         storage_transition_role=role,
     )
@@ -91,4 +92,4 @@ async def serve(url: str, slots: int, role: Role = "auto") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), *cast("list[Role]", sys.argv[3:])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), cast(Role, sys.argv[3]), float(sys.argv[4])))

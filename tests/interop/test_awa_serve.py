@@ -19,7 +19,7 @@ from awa_django.states import JobState
 from tests.interop.test_console import ALIAS, LASTING, Both, alike, both, queue, unblocked
 from tests.interop.test_ingress import receiver, send
 from tests.interop.test_mixed_fleet import awa_pg_worker
-from tests.workers import insert, job, labels, wait_until, worker
+from tests.workers import count, insert, wait_until, worker
 
 __all__ = ["both", "queue", "unblocked"]
 
@@ -74,12 +74,20 @@ def served(both: Both, django_db_blocker: Any) -> Iterator[Served]:
         wait_until(led_by_ours, what="our worker to lead")
         with awa_pg_worker(both.url, 2):
             ids = [insert(connection, "noop", {"n": n}) for n in range(RAN)]
-            wait_until(lambda: all(labels(connection, job_id) for job_id in ids), what="jobs that both run")
-            wait_until(lambda: job(connection, ids[-1])["state"] == "completed", what="the last outcome")
+            wait_until(
+                lambda: (
+                    count(
+                        connection,
+                        "SELECT count(*) FROM awa.terminal_jobs WHERE job_id = ANY (%s) AND state = 'completed'",
+                        ids,
+                    )
+                    == RAN
+                ),
+                what="the outcomes of jobs that both run",
+            )
             for number, state in enumerate(LASTING):
                 both.add(state, f"held_{number % 2}", tags=("red", state), kind=f"kept_{number % 3}")
             both.add("running", "held_0", kind="kept_0", tags=("red",))
-            both.world.run("UPDATE awa.deferred_jobs SET run_at = '2999-01-01' WHERE state = 'retryable'")
             operations.pause("held_1", "ann", using=ALIAS)
             both.world.run(
                 "INSERT INTO awa.cron_jobs (name, cron_expr, timezone, kind, queue, args, tags, metadata)"

@@ -25,7 +25,7 @@ from tests.workers import wait_until
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.interop]
 
 QUEUE = "shared"
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +50,36 @@ def wait_for(job_id: int, *states: str | None) -> None:
     wait_until(lambda: state_of(job_id) in states, seconds=SECONDS, what=f"job {job_id} to be {states[0]}")
 
 
+def lasting(job_id: int) -> dict[str, Any]:
+    """State and errors of a job that history keeps.
+
+    A look that has to wait while a leader empties a slot misses what that carries on to the next.
+    """
+    (row,) = wait_until(
+        lambda: rows("SELECT state::text AS state, errors FROM awa.jobs WHERE id = %s", job_id),
+        seconds=SECONDS,
+        what=f"job {job_id}",
+    )
+    return row
+
+
+def wait_for_error(job_id: int) -> None:
+    """Wait until an attempt has ended with an error. The states that follow on each other do not last."""
+    wait_until(
+        lambda: any(row["errors"] for row in rows("SELECT errors FROM awa.jobs WHERE id = %s", job_id)),
+        seconds=SECONDS,
+        what=f"an error of job {job_id}",
+    )
+
+
 def errors_of(job_id: int) -> list[str]:
-    (row,) = rows("SELECT errors FROM awa.jobs WHERE id = %s", job_id)
-    return [json.loads(entry)["error"] for entry in row["errors"] or []]
+    return [json.loads(entry)["error"] for entry in lasting(job_id)["errors"] or []]
 
 
 def entries_of(job_id: int) -> list[dict[str, Any]]:
     """The errors of a job, whole but for when they were."""
-    (row,) = rows("SELECT errors FROM awa.jobs WHERE id = %s", job_id)
-    return [{k: v for k, v in json.loads(entry).items() if k != "at"} for entry in row["errors"]]
+    errors = lasting(job_id)["errors"]
+    return [{k: v for k, v in json.loads(entry).items() if k != "at"} for entry in errors]
 
 
 #: What every client records of a callback whose expression failed the job, and of one that failed by default.
@@ -139,14 +160,15 @@ def test_our_client_answers_callbacks_that_an_awa_pg_worker_registered(url: str)
     with awa_pg(url) as theirs:
         job_id, token = parked(theirs, url)
         assert callbacks.heartbeat(token, 120).id == job_id
-        assert callbacks.complete(token.upper()).id == job_id
-        assert state_of(job_id) == "completed"
+        completed = callbacks.complete(token.upper())
+        assert (completed.id, completed.state.value) == (job_id, "completed")
+        assert state_of(job_id) in ("completed", None)  # their leader forgets it within seconds
         with pytest.raises(CallbackNotFound):
             callbacks.complete(token)
 
         job_id, token = parked(theirs, url)
         callbacks.fail(token, "declined")
-        assert (state_of(job_id), errors_of(job_id)) == ("failed", ["declined"])
+        assert (lasting(job_id)["state"], errors_of(job_id)) == ("failed", ["declined"])
 
         job_id, token = parked(theirs, url)
         callbacks.retry(token)
@@ -164,14 +186,14 @@ def test_our_client_answers_callbacks_that_an_awa_pg_worker_registered(url: str)
 
         job_id, token = parked(theirs, url, on_fail="payload.bad", on_complete="true")
         assert callbacks.resolve(token, {"bad": True}).is_failed()
-        assert (state_of(job_id), entries_of(job_id)) == ("failed", [MATCHED])
+        assert (lasting(job_id)["state"], entries_of(job_id)) == ("failed", [MATCHED])
         job_id, token = parked(theirs, url, on_complete="payload.n == 7", on_fail="payload.missing")
         assert callbacks.resolve(token, {"n": 7}, default="fail").is_failed()  # 7u is not 7
-        assert (state_of(job_id), entries_of(job_id)) == ("failed", [BY_DEFAULT])
+        assert (lasting(job_id)["state"], entries_of(job_id)) == ("failed", [BY_DEFAULT])
 
         job_id, token = parked(theirs, url)
         callbacks.heartbeat(token, 0)
-        wait_for(job_id, "retryable")
+        wait_for_error(job_id)
     with connection.cursor() as cursor:
         assert invariants.violated(cursor.connection, mixed=True) == []
 

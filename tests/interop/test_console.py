@@ -15,6 +15,7 @@ from django.db import connections
 
 from awa_django.jobs import JobInsert
 from awa_django.outcomes import Completed, Failed, Outcome, Terminal
+from awa_django.planes.base import Cursor
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.transitions import plan
 from tests import databases
@@ -77,7 +78,15 @@ class Both:
             self.ours("job", "cancel", attempt.job_id)
         elif state != "running":
             ended = plan(attempt, outcomes[state], dead_letters=state == "dead")
-            self.world.within(lambda cursor: QueueStoragePlane().settle(cursor, [ended]))
+
+            def settle(cursor: Cursor) -> None:
+                QueueStoragePlane().settle(cursor, [ended])
+                # Before anybody sees it, or a leader might promote it.
+                cursor.execute(
+                    "UPDATE awa.deferred_jobs SET run_at = '2999-01-01' WHERE job_id = %s", [attempt.job_id]
+                )
+
+            self.world.within(settle)
         return attempt.job_id
 
     def dump(self, job_id: int) -> Any:

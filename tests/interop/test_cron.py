@@ -116,7 +116,7 @@ def test_what_the_wheel_declares_we_fire(awa_database: str) -> None:
             wait_until(lambda: fires(connection), what="its job")
         finally:
             service.stop()
-            assert service.join(10)
+            assert service.join(30)
         last = Schedule.parse("30 2 1 1 *", "Pacific/Auckland").last_until(datetime.now(UTC))
         metadata = {"m": 1, "cron_name": "wheel", "cron_fire_time": f"{last:%Y-%m-%d %H:%M:%S}+00"}
         assert fires(connection) == [("report", "reports", {"days": 7}, 3, metadata, ["t"])]
@@ -181,6 +181,6 @@ def test_their_leader_and_ours_at_once_take_each_fire_once(awa_database: str) ->
                 wait_until(lambda: len(fires(connection)) >= 5, what="five fires")
             finally:
                 service.stop()
-                assert service.join(10)
+                assert service.join(30)
         found = [datetime.fromisoformat(item[4]["cron_fire_time"]) for item in fires(connection)]
         assert sorted(found) == [min(found) + timedelta(seconds=number) for number in range(len(found))]

@@ -16,7 +16,7 @@ from awa_django.http_functions import CallbackRequest, verify_dispatch
 from awa_django.http_jobs import http_job
 from tests.functions import serving
 from tests.inprocess import working
-from tests.interop.test_callbacks import declared, errors_of, state_of, url, wait_for
+from tests.interop.test_callbacks import SECONDS, declared, errors_of, state_of, url, wait_for
 from tests.interop.test_ingress import receiver
 from tests.receiving import SECRET
 
@@ -40,7 +40,7 @@ asyncio.run(main())
 def deliver(request: CallbackRequest) -> tuple[int, Any]:
     parts = urlsplit(request.url)
     assert parts.hostname is not None
-    client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
     try:
         client.request(request.method, parts.path, request.body, dict(request.headers))
         answer = client.getresponse()
@@ -55,7 +55,11 @@ def test_a_function_takes_a_job_of_awa_pg_from_us_and_answers_to_awas_receiver(u
         functions.tell(202)
         resize = http_job("resize_image", url=functions.url, secret=SECRET, callback_base_url=base)
         done = subprocess.run(
-            [sys.executable, "-c", PRODUCER, url], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-c", PRODUCER, url],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         job_id = int(done.stdout)

@@ -33,6 +33,8 @@ from tests.workers import (
 pytestmark = [pytest.mark.worker, pytest.mark.interop]
 
 JOBS = 5000
+#: Where each job has to run once: seconds for which no process is held up, or its attempts would be taken away rightly.
+PATIENT = 60
 ARGS: dict[str, Any] = {
     "text": 'P\u0101keh\u0101 "quotes" \\ \U0001f95d \u2028',
     "number": 2**53,
@@ -46,12 +48,17 @@ ARGS: dict[str, Any] = {
 
 
 @contextmanager
-def awa_pg_worker(url: str, slots: int = 20, *role: str) -> Iterator[subprocess.Popen[str]]:
-    """A real awa-pg worker, in a role of the storage transition if one is given; killed at the end if it still runs."""
+def awa_pg_worker(
+    url: str, slots: int = 20, role: str = "auto", *, stale_after: float = 2
+) -> Iterator[subprocess.Popen[str]]:
+    """A real awa-pg worker in a role of the storage transition; killed at the end if it still runs.
+
+    ``stale_after`` counts when it leads, as ``STALE_AFTER`` does for ours.
+    """
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(PROBE_TABLE)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.interop.awa_pg_worker", url, str(slots), *role],
+        [sys.executable, "-m", "tests.interop.awa_pg_worker", url, str(slots), role, str(stale_after)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -112,7 +119,7 @@ def test_what_awa_pg_enqueues_runs_here_with_equal_arguments(awa_database: str) 
     with pytest.raises(awa.UniqueConflict):
         client.insert({"n": 1}, kind="noop", unique_opts={"by_args": True})
     client.close()
-    drain(awa_database)
+    drain(awa_database, STALE_AFTER=PATIENT)
     with connected(awa_database) as connection:
         (label,) = labels(connection, plain.id)
         assert json.loads(label) == ARGS
@@ -140,7 +147,7 @@ noop.enqueue_many([{{"n": n}} for n in range(500)])
     first, second, failing = [int(line) for line in done.stdout.split()]
     with connected(awa_database) as connection:
         by_sql = insert(connection, "echo", ARGS)
-        with awa_pg_worker(awa_database) as process:
+        with awa_pg_worker(awa_database, stale_after=PATIENT) as process:
             wait_until(lambda: distinct(connection) == 504, what="504 jobs that ran")
             wait_until(lambda: runs(connection)[failing] == 2, what="the retry")
             stop(process)
@@ -153,40 +160,59 @@ noop.enqueue_many([{{"n": n}} for n in range(500)])
 
 def test_both_at_once_run_every_job_once(awa_database: str) -> None:
     with connected(awa_database) as connection:
-        with worker(awa_database) as ours, awa_pg_worker(awa_database, 50) as theirs:
+        with (
+            worker(awa_database, STALE_AFTER=PATIENT) as ours,
+            awa_pg_worker(awa_database, 50, stale_after=PATIENT) as theirs,
+        ):
             ours.wait_started()
-            for _ in range(10):
-                insert_many(connection, "noop", JOBS // 10)
-            wait_until(lambda: distinct(connection) == JOBS, what=f"{JOBS} jobs that ran")
+            jobs = 0
+            # Once, unless one of them was held up meanwhile and the other did it all.
+            while min(ran_by(connection)) <= JOBS // 20:
+                assert jobs < 10 * JOBS, f"runs here and there: {ran_by(connection)}"
+                for _ in range(10):
+                    insert_many(connection, "noop", JOBS // 10)
+                jobs += JOBS
+                wait_until(
+                    lambda jobs=jobs: distinct(connection) == jobs, seconds=60, what=f"{jobs} jobs that ran"
+                )
             wait_until(lambda: invariants.is_quiet(connection), what="the last outcomes")
             stop(theirs)
             assert ours.stop() == 0
         assert set(runs(connection).values()) == {1}
-        here, there = ran_by(connection)
-        assert here > JOBS // 20
-        assert there > JOBS // 20
     invariants.assert_all_hold(awa_database, mixed=True)
 
 
 @pytest.mark.parametrize("victim", ["ours", "theirs"])
 def test_nothing_is_lost_when_one_side_is_killed(awa_database: str, victim: str) -> None:
-    jobs, slots = 4000, 20
-    with connected(awa_database) as connection:
+    slots, stored = 20, 0
+    stale_after = 5  # a survivor that is held up for less loses nothing
+    with connected(awa_database) as connection, connected(awa_database) as holding:
         with (
-            worker(awa_database, QUEUES={"default": slots}) as ours,
-            awa_pg_worker(awa_database, slots) as theirs,
+            worker(awa_database, QUEUES={"default": slots}, STALE_AFTER=stale_after) as ours,
+            awa_pg_worker(awa_database, slots, stale_after=stale_after) as theirs,
         ):
             ours.wait_started()
-            insert_many(connection, "noop", jobs)
-            wait_until(lambda: all(number > 50 for number in ran_by(connection)), what="runs on both sides")
-            if victim == "ours":
-                ours.kill()
-            else:
-                theirs.kill()
-            assert distinct(connection) < jobs, "it was killed in the middle"
-            held = unfinished(connection)
-            wait_until(lambda: distinct(connection) == jobs, what=f"{jobs} jobs that ran")
-            wait_until(lambda: invariants.is_quiet(connection), seconds=15, what="the last outcomes")
+            # Once, unless one of them was held up meanwhile and the other did it all.
+            while min(ran_by(connection)) <= 50:
+                assert stored < 30_000, f"runs here and there: {ran_by(connection)}"
+                insert_many(connection, "noop", 3000)
+                stored += 3000
+                wait_until(
+                    lambda stored=stored: min(ran_by(connection)) > 50 or distinct(connection) == stored,
+                    what="runs on both sides",
+                )
+            # In the middle: until the kill no handler can note its run, so these come to no end.
+            with holding.transaction():
+                holding.execute("LOCK TABLE probe IN SHARE MODE")
+                insert_many(connection, "noop", 1000)
+                stored += 1000
+                if victim == "ours":
+                    ours.kill()
+                else:
+                    theirs.kill()
+                held = unfinished(connection)
+            wait_until(lambda: distinct(connection) == stored, seconds=60, what=f"{stored} jobs that ran")
+            wait_until(lambda: invariants.is_quiet(connection), seconds=60, what="the last outcomes")
             stop(theirs)
             if victim != "ours":
                 assert ours.stop() == 0
@@ -208,7 +234,7 @@ def test_our_worker_serves_a_schema_that_the_awa_client_made(oracle_database: st
             "answering": {"n": 1},
         }
         # Our worker promotes a fresh installation before anything is stored in the tables of old.
-        with worker(oracle_database) as process:
+        with worker(oracle_database, STALE_AFTER=PATIENT) as process:
             process.wait_started()
             ids = {kind: insert(connection, kind, args) for kind, args in kinds.items()}
             insert_many(connection, "noop", 500)
@@ -229,12 +255,10 @@ def test_our_worker_serves_a_schema_that_the_awa_client_made(oracle_database: st
 def test_either_leader_promotes_and_rescues_for_the_other(awa_database: str) -> None:
     """Each side leads in turn while only the other one works."""
     with connected(awa_database) as connection:
-        with worker(awa_database, "--no-maintenance", QUEUES={"default": 4}) as ours:
+        with worker(awa_database, "--no-maintenance", QUEUES={"ours": 4}) as ours:
             ours.wait_started()
             with awa_pg_worker(awa_database, 1) as theirs:
-                busy = insert(connection, "spell", {"seconds": 1.5})
-                wait_until(lambda: runs(connection).get(busy))
-                later = insert(connection, "sleeper", {"seconds": 0}, state="scheduled", run_at="2020-01-01")
+                later = insert(connection, "noop", queue="ours", state="scheduled", run_at="2020-01-01")
                 wait_until(lambda: runs(connection).get(later), what="a job promoted by their leader")
                 ours.kill()
                 stop(theirs)
@@ -247,7 +271,7 @@ def test_either_leader_promotes_and_rescues_for_the_other(awa_database: str) -> 
                 lambda: (
                     connection.execute(
                         "SELECT count(*) FROM awa.jobs"
-                        " WHERE id = ANY (%s) AND state IN ('retryable', 'available') AND attempt = 1",
+                        " WHERE id = ANY (%s) AND state IN ('retryable', 'available') AND attempt > 0",
                         [held],
                     ).fetchone()
                     == (3,)

@@ -169,7 +169,9 @@ def test_what_we_submit_their_leader_runs() -> None:
     )  # fmt: skip
     second = operations.submit_batch(MoveQueue("dest"), JobFilter(ids=[*ids, scheduled]))
     with awa_pg_worker(url(), 1):
-        wait_until(lambda: operations.batch_operation(second.id).state == "completed")
+        wait_until(
+            lambda: all(operations.batch_operation(each.id).state == "completed" for each in (first, second))
+        )
     done = operations.batch_operation(first.id)
     assert (done.state, done.processed, done.skipped, done.errored) == ("completed", 5, 1, 0)
     for job_id in (*ids, scheduled):

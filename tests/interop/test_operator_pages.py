@@ -103,7 +103,8 @@ def test_dumps_of_older_runs_are_those_of_the_real_client_and_so_are_the_refusal
 
 def test_a_real_worker_is_seen_with_its_queue_and_kinds() -> None:
     def reported() -> Runtime | None:
-        return next((each for each in operations.runtime_overview().instances if each.leader), None)
+        found = operations.runtime_overview().instances
+        return next((each for each in found if each.leader and each.healthy), None)
 
     with awa_pg_worker(url(), 7):
         found = wait_until(reported, what="the row of the real worker")

@@ -44,7 +44,7 @@ def test_workers_of_either_are_woken_for_queues_with_any_name_and_run_their_jobs
             listener.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(f"awa:{name}")))
         for name in NAMES:
             assert enqueue(JobInsert("told", {}, name))
-        heard = [each.channel for each in listener.notifies(timeout=10, stop_after=len(NAMES))]
+        heard = [each.channel for each in listener.notifies(timeout=60, stop_after=len(NAMES))]
         assert heard == [f"awa:{name}" for name in NAMES]
     for serving, runs in ((ours, 2), (theirs, 1)):
         with serving(url, *NAMES) as ran:

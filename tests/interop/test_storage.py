@@ -11,7 +11,7 @@ import pytest
 
 from awa_django import storage
 from tests import invariants, moves
-from tests.interop.test_mixed_fleet import awa_pg_worker, stop
+from tests.interop.test_mixed_fleet import PATIENT, awa_pg_worker, stop
 from tests.moves import Moving, Producer
 from tests.workers import PROBE_TABLE, count, insert, labels, wait_until, worker
 
@@ -66,7 +66,6 @@ def assert_nothing_lost(moving: Moving, producer: Producer) -> None:
     assert set(echoed(connection).values()) == {1}
     assert flaky_runs(connection) == 2 * failing
     assert moving.status().backlog == 0
-    invariants.assert_all_hold(moving.url, mixed=True)
 
 
 @pytest.mark.parametrize("moving", ["theirs", "ours"], indirect=True)
@@ -75,18 +74,20 @@ def test_we_move_a_fleet_of_awa_pg_and_are_its_target(moving: Moving) -> None:
     connection.execute(PROBE_TABLE)
     pin = insert(connection, "noop", {"n": 1})
     producer = Producer(moving.url, enqueue)
-    with awa_pg_worker(moving.url) as theirs, producer.working():
+    with awa_pg_worker(moving.url, stale_after=PATIENT) as theirs, producer.working():
         wait_until(lambda: labels(connection, pin))
         assert moving.status().state == "canonical"
         moving.step(storage.prepare)
-        with worker(moving.url, "--role", "queue_storage_target") as target:
+        with worker(moving.url, "--role", "queue_storage_target", STALE_AFTER=PATIENT) as target:
             target.wait_started()
             wait_until(lambda: live(moving, "queue_storage_target", "queue_storage"))
             producer.wait_for(30)
             assert ran(connection, ours=True) == 0
             moving.step(storage.enter_mixed)
             producer.wait_for(30)
-            wait_until(lambda: not moving.status().blockers, what="awa-pg drained the canonical tables")
+            wait_until(
+                lambda: not moving.status().blockers, seconds=60, what="awa-pg drained the canonical tables"
+            )
             moving.step(storage.finalize)
             producer.wait_for(10)
             stop(theirs)
@@ -94,6 +95,8 @@ def test_we_move_a_fleet_of_awa_pg_and_are_its_target(moving: Moving) -> None:
             assert ran(connection, ours=False) > 0
             assert ran(connection, ours=True) > 30
             assert target.stop() == 0
+    # Not while anybody leads: a slot that is emptied meanwhile looks like jobs that are gone.
+    invariants.assert_all_hold(moving.url, mixed=True)
 
 
 @pytest.mark.parametrize("moving", ["theirs", "ours"], indirect=True)
@@ -102,12 +105,12 @@ def test_their_command_line_moves_a_fleet_of_ours_with_awa_pg_as_its_target(movi
     connection.execute(PROBE_TABLE)
     pin = insert(connection, "noop", {"n": 1})
     producer = Producer(moving.url, enqueue)
-    with worker(moving.url) as ours, producer.working():
+    with worker(moving.url, STALE_AFTER=PATIENT) as ours, producer.working():
         ours.wait_started()
         assert "; canonical storage, schema" in ours.output()
         wait_until(lambda: labels(connection, pin))
         moving.cli("prepare", "--engine", "queue_storage", "--details", '{"schema": "awa"}')
-        with awa_pg_worker(moving.url, 20, "queue_storage_target") as theirs:
+        with awa_pg_worker(moving.url, 20, "queue_storage_target", stale_after=PATIENT) as theirs:
             wait_until(lambda: live(moving, "queue_storage_target", "queue_storage"))
             producer.wait_for(30)
             assert ran(connection, ours=False) == 0
@@ -116,6 +119,7 @@ def test_their_command_line_moves_a_fleet_of_ours_with_awa_pg_as_its_target(movi
             producer.wait_for(30)
             wait_until(
                 lambda: json.loads(moving.cli("status"))["can_finalize"],
+                seconds=60,
                 what="we drained the canonical tables",
             )
             moving.cli("finalize")
@@ -124,3 +128,4 @@ def test_their_command_line_moves_a_fleet_of_ours_with_awa_pg_as_its_target(movi
             assert_nothing_lost(moving, producer)
             assert ran(connection, ours=False) > 30
             stop(theirs)
+    invariants.assert_all_hold(moving.url, mixed=True)

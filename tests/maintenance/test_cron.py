@@ -23,6 +23,7 @@ from awa_django.maintenance import Duty
 from awa_django.maintenance.cron import CATCH_UP_LIMIT, evaluate, sync
 from awa_django.periodic import PeriodicJob, cron, declared
 from awa_django.schedule import Schedule
+from awa_django.sql import statement
 from awa_django.worker import scheduler as scheduling
 from awa_django.worker.leader import Leadership
 from awa_django.worker.scheduler import Scheduler
@@ -37,6 +38,16 @@ VECTORS = load("cron")["fires"]
 def _isolated() -> Iterator[None]:
     with declared.isolated():
         yield
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fire that has to wait does so for as long as the test takes to notice."""
+
+    def unlimited(subject: str, name: str) -> str:
+        return "SET LOCAL lock_timeout = 0" if name == "limit_wait" else statement(subject, name)
+
+    monkeypatch.setattr("awa_django.maintenance.cron.statement", unlimited)
 
 
 @pytest.fixture
@@ -131,7 +142,9 @@ def test_a_fire_becomes_a_job_with_the_rows_columns(world: World) -> None:
     world.run("SET TimeZone = 'Asia/Kathmandu'")
     store(
         world,
-        last="date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' - interval '1 day'",
+        # A day on which no test is likely to run into the next fire.
+        last="date_trunc('year', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' - interval '1 year'",
+        cron_expr="@yearly",
         kind="kind",
         args=json.dumps({"a": [1]}),
         priority=1,
@@ -150,13 +163,13 @@ def test_a_fire_becomes_a_job_with_the_rows_columns(world: World) -> None:
         7,
     )
     assert job["payload"]["tags"] == ["t"]
-    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    fire = datetime.now(UTC).replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
     # As PostgreSQL prints it in zone UTC, though this session is in another.
-    assert job["metadata"] == {"m": 1, "cron_name": "s", "cron_fire_time": f"{today:%Y-%m-%d} 00:00:00+00"}
+    assert job["metadata"] == {"m": 1, "cron_name": "s", "cron_fire_time": f"{fire:%Y-%m-%d} 00:00:00+00"}
     assert (job["unique_key"], job["attempt"], job["run_lease"]) == (None, 0, 0)
     assert abs(job["run_at"] - datetime.now(UTC)) < timedelta(minutes=1)
     after = row(world)
-    assert after["last_enqueued_at"] == today
+    assert after["last_enqueued_at"] == fire
     assert after["updated_at"] > after["created_at"]
     assert evaluate(world.connection).fired == 0
 
@@ -165,7 +178,7 @@ def test_of_missed_fires_the_latest_counts_or_each_in_order(world: World) -> Non
     start = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
     store(world, "once", start)
     store(world, "each", start, missed_fire_policy="catch_up")
-    all_rounds(world)
+    evaluate(world.connection)  # once, as a midnight may pass before the next
     last = row(world, "each")["last_enqueued_at"]
     expected = Schedule.parse("@daily").fires_between(start, last, 10)
     assert len(expected) >= 3
@@ -177,7 +190,7 @@ def test_of_missed_fires_the_latest_counts_or_each_in_order(world: World) -> Non
 @pytest.mark.parametrize("policy", ["coalesce", "catch_up"])
 def test_a_new_schedule_fires_at_its_next_time_and_not_for_the_past(world: World, policy: str) -> None:
     store(world, "daily", missed_fire_policy=policy)
-    world.run("UPDATE awa.cron_jobs SET created_at = date_trunc('day', now()) + interval '61 seconds'")
+    world.run("UPDATE awa.cron_jobs SET created_at = date_trunc('day', now(), 'UTC') + interval '61 seconds'")
     store(world, "minutely", cron_expr="* * * * *", missed_fire_policy=policy)
     world.run("UPDATE awa.cron_jobs SET created_at = now() - interval '10 minutes' WHERE name = 'minutely'")
     evaluate(world.connection)
@@ -215,7 +228,7 @@ def test_what_never_fires_and_what_fires_later_stays_silent(world: World) -> Non
     seen = evaluate(world.connection)
     assert (seen.schedules, seen.fired) == (2, 0)
     assert seen.next_in is not None
-    assert 2 * 86400 < seen.next_in < 4 * 86400
+    assert 86400 < seen.next_in < 4 * 86400
 
 
 def test_jobs_pile_up_in_a_paused_queue(world: World) -> None:
@@ -238,7 +251,9 @@ def test_jobs_go_where_the_transition_state_sends_them(world: World) -> None:
 # More than one leader, crashes, pauses
 
 
-def test_two_leaders_at_once_enqueue_one_job_for_each_fire(world: World, world_database: str) -> None:
+def test_two_leaders_at_once_enqueue_one_job_for_each_fire(
+    world: World, world_database: str, patient: None
+) -> None:
     start = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
     store(world, "once", start)
     store(world, "each", start, missed_fire_policy="catch_up")
@@ -254,7 +269,7 @@ def test_two_leaders_at_once_enqueue_one_job_for_each_fire(world: World, world_d
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: waiting(world.connection) == 2, seconds=1.8, what="both leaders at the row")
+        wait_until(lambda: waiting(world.connection) == 2, what="both leaders at the row")
         holder.rollback()
         for thread in threads:
             thread.join(20)
@@ -274,7 +289,7 @@ def held_lane(world_database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def test_a_crash_between_the_update_and_the_insert_leaves_no_trace(
-    world: World, world_database: str, rival: psycopg.Connection[Any]
+    world: World, world_database: str, rival: psycopg.Connection[Any], patient: None
 ) -> None:
     store(world, last="'2020-01-01 00:00+00'")
     errors: list[BaseException] = []
@@ -289,7 +304,7 @@ def test_a_crash_between_the_update_and_the_insert_leaves_no_trace(
         thread = threading.Thread(target=lead)
         thread.start()
         # Its row is updated, its job waits for the lane.
-        wait_until(lambda: waiting(world.connection) == 1, seconds=1.8, what="the insert")
+        wait_until(lambda: waiting(world.connection) == 1, what="the insert")
         world.run("SELECT pg_terminate_backend(%s)", rival.info.backend_pid)
         thread.join(20)
     assert len(errors) == 1
@@ -330,7 +345,7 @@ def test_after_a_resume_the_policy_decides_what_is_made_up(world: World, policy:
     seen = evaluate(world.connection)
     assert (seen.schedules, seen.fired, seen.next_in) == (1, 0, None)
     world.run("UPDATE awa.cron_jobs SET paused_at = NULL, paused_by = NULL")
-    all_rounds(world)
+    evaluate(world.connection)
     expected = Schedule.parse("@daily").fires_between(start, row(world)["last_enqueued_at"], 10)
     assert fired(world) == (expected if policy == "catch_up" else expected[-1:])
 
@@ -379,7 +394,7 @@ def test_broken_rows_are_reported_in_each_pass_and_stop_no_other(
     world.run("ALTER TABLE awa.cron_jobs DROP CONSTRAINT cron_jobs_missed_fire_policy_check")
     try:
         store(world, "m policy", last, missed_fire_policy="x")
-        store(world, "z good", last)
+        store(world, "z good", last, cron_expr="@yearly")
         for number in range(2):
             caplog.clear()
             with caplog.at_level(logging.ERROR, "awa_django.maintenance"):
@@ -503,6 +518,8 @@ def test_without_declarations_nothing_is_written_and_nothing_deleted(world: Worl
 @pytest.fixture
 def scheduler(world: World, world_database: str) -> Iterator[Callable[..., Scheduler]]:
     """A function that starts schedulers; they are stopped with the test."""
+    # Of those of another test the server may have a session yet.
+    wait_until(lambda: not sessions(world), what="the end of earlier sessions")
     with contextlib.ExitStack() as running:
 
         def make(leads: Callable[[], bool] = lambda: True, **options: Any) -> Scheduler:
@@ -511,7 +528,7 @@ def scheduler(world: World, world_database: str) -> Iterator[Callable[..., Sched
 
             service = Scheduler(Settings(), leads, connection=connection, **options)
             service.start()
-            running.callback(service.join, 10)
+            running.callback(service.join, 30)
             running.callback(service.stop)
             return service
 
@@ -539,12 +556,12 @@ def test_on_election_declarations_are_stored_and_fire(
     assert world.rows("SELECT FROM awa.cron_jobs") == []
     elected.set()
     wait_until(lambda: len(jobs(world)) >= 3, what="three fires")
+    elected.clear()
+    wait_until(lambda: not sessions(world), what="the end of its session")
     found = fired(world)
     assert found == [found[0] + timedelta(seconds=number) for number in range(len(found))]
     for job, fire in zip(jobs(world), found, strict=True):
         assert job["run_at"] >= fire
-    elected.clear()
-    wait_until(lambda: not sessions(world), what="the end of its session")
 
 
 def test_what_was_stored_again_stays_what_code_declares(
@@ -593,13 +610,15 @@ def test_an_idle_scheduler_looks_seldom_and_more_seldom_where_there_is_nothing(
         wait(self, seconds)
 
     monkeypatch.setattr(Scheduler, "_pause", pause)
-    scheduler().join(0)
-    assert slept.wait(10)
+    first = scheduler()
+    assert slept.wait(30)
     assert pauses[0] == 5
+    first.stop()
+    assert first.join(30)
     store(world, cron_expr="0 0 1 1 *")
     slept.clear()
     scheduler()
-    assert slept.wait(10)
+    assert slept.wait(30)
     assert pauses[-1] == 2.5
 
 
@@ -624,7 +643,7 @@ def test_it_survives_the_loss_of_its_session(world: World, scheduler: Callable[.
 
 
 def test_a_statement_that_waits_can_be_broken_off(
-    world: World, world_database: str, scheduler: Callable[..., Scheduler]
+    world: World, world_database: str, scheduler: Callable[..., Scheduler], patient: None
 ) -> None:
     store(world, last="'2020-01-01'")
     with held_lane(world_database):
@@ -633,7 +652,7 @@ def test_a_statement_that_waits_can_be_broken_off(
         service.stop()
         assert not service.join(0.2)
         service.cancel()
-        assert service.join(1.5)
+        assert service.join(30)
     assert jobs(world) == []
 
 
@@ -655,12 +674,12 @@ def test_schedules_fire_while_another_duty_of_the_leader_is_slow(
     )
     leader.start()
     try:
-        assert leader.wait_until_leader(10)
-        assert slow.wait(10)
+        assert leader.wait_until_leader(30)
+        assert slow.wait(30)
         store(world, cron_expr="* * * * * *")
         scheduler(lambda: leader.is_leader)
         wait_until(lambda: len(jobs(world)) >= 2, what="fires while the timetable stands still")
     finally:
         leader.stop()
         leader.cancel()
-        assert leader.join(10)
+        assert leader.join(30)

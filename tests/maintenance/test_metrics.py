@@ -396,7 +396,7 @@ def test_measuring_waits_for_nobody(world: World, world_database: str) -> None:
     ):
         world.plane.take(cursor, Leases([attempt], ["completed"]))
         world.plane.enqueue(cursor, [job()])
-        other.execute("SET statement_timeout = '5s'")
+        other.execute("SET lock_timeout = '5s'")
         with other.cursor() as outside:
             (found,) = queue_metrics(outside)
     assert (found.running, found.available) == (1, 0)

@@ -169,8 +169,10 @@ def play(world: World, case: Mapping[str, Any], *, deferred: str) -> int:
         else:
             run.perform(case["handler"])
         world.end([attempt], run.outcome, progress=run.progress)
+        # From the end on, where it is stored: until it is looked at, any time may pass.
         for wait in world.rows(
-            f"SELECT extract(epoch FROM run_at - now())::float AS seconds FROM awa.{deferred}"
+            "SELECT extract(epoch FROM run_at - coalesce(finalized_at, now()))::float AS seconds"
+            f" FROM awa.{deferred}"
         ):
             if wait["seconds"] <= left:
                 left -= max(wait["seconds"], 0)

@@ -25,7 +25,7 @@ from tests.invariants import violated
 from tests.planes.world import NO_DEADLINE, World, job
 
 LIVE = [state for state in JobState if not state.is_terminal]
-LIMIT = 20.0
+LIMIT = 60.0
 MINUTES = timedelta(minutes=5)
 
 Answer = TypeVar("Answer")
@@ -37,7 +37,7 @@ class Rival:
 
     def __init__(self, url: str, watcher: psycopg.Connection[Any]) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
-        self.connection.execute("SET statement_timeout = '20s'")
+        self.connection.execute("SET statement_timeout = '60s'")
         self._watcher = watcher
         self._threads = ThreadPoolExecutor(max_workers=1)
 

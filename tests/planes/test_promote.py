@@ -88,7 +88,7 @@ def test_waiting_workers_hear_of_promoted_jobs(world: World, world_database: str
     with psycopg.connect(world_database, autocommit=True) as listener:
         listener.execute('LISTEN "awa:q"')
         promoted(world)
-        heard = list(listener.notifies(timeout=5, stop_after=1))
+        heard = list(listener.notifies(timeout=30, stop_after=1))
     assert [notification.channel for notification in heard] == ["awa:q"]
 
 

@@ -424,7 +424,7 @@ def test_a_job_put_off_during_an_abort_waits_for_it_and_stays_canonical(
         thread, answers = in_thread(lambda: settle(worker, leaving.plane, [plan(attempt, Snooze(60))]))
         wait_until(lambda: waiting(leaving), what="the worker waits for the abort")
         operator.commit()
-        thread.join(10)
+        thread.join(60)
     (settlement,) = answers
     (landed,) = settlement.landed
     assert landed.job.id == attempt.job_id
@@ -446,7 +446,7 @@ def test_a_job_put_off_while_the_fleet_enters_waits_and_goes_to_queue_storage(
         thread, answers = in_thread(lambda: settle(worker, leaving.plane, [plan(attempt, Snooze(60))]))
         wait_until(lambda: waiting(leaving), what="the worker waits for the flip")
         operator.commit()
-        thread.join(10)
+        thread.join(60)
     (settlement,) = answers
     (row,) = leaving.moved()
     assert settlement.landed[0].job.id == row["job_id"]
@@ -469,7 +469,7 @@ def test_a_flip_waits_for_a_job_that_is_being_put_off_canonically(
         wait_until(lambda: waiting(leaving), what="the flip waits for the worker")
         assert not answers
         worker.commit()
-        thread.join(10)
+        thread.join(60)
     assert leaving.one("SELECT state FROM awa.storage_transition_state") == "mixed_transition"
     assert leaving.one("SELECT awa.canonical_live_backlog()") == 1
 
@@ -487,7 +487,7 @@ def test_finalize_waits_for_the_last_job_that_is_leaving(leaving: Leaving, world
         wait_until(lambda: waiting(leaving), what="finalize waits for the worker")
         assert not answers
         worker.commit()
-        thread.join(10)
+        thread.join(60)
     assert leaving.one("SELECT state FROM awa.storage_transition_state") == "active"
     assert len(leaving.moved()) == 1
 

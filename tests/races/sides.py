@@ -14,7 +14,7 @@ import psycopg
 from awa_django.planes.base import Cursor
 from tests.planes.sessions import session
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @dataclass

@@ -26,9 +26,9 @@ from tests.workers import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(400), pytest.mark.xdist_group("large")]
 
-#: A page counts by the quickest of three visits; other tests run beside it on the same cores, so it may take this many
+#: A page counts by the quickest of five visits; other tests run beside it on the same cores, so it may take this many
 #: times what it may on a machine of its own. ``make large`` allows nothing.
-LOAD = float(os.environ.get("AWA_LOAD_FACTOR", "2"))
+LOAD = float(os.environ.get("AWA_LOAD_FACTOR", "4"))
 
 
 @dataclass
@@ -188,8 +188,10 @@ def test_all_failed_jobs_are_retried_in_the_background(large: Large, client: Cli
 
 
 def test_cancelling_all_that_wait_shows_how_far_it_is_and_can_be_stopped(
-    large: Large, client: Client
+    large: Large, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It rests for long enough to be met and stopped on its way, however late that is.
+    monkeypatch.setattr("awa_django.maintenance.bulk.PAUSE", 5)
     waiting = operations.state_counts().available
     submitted = desk.submit(client, "job", "cancel", state="available")
     assert submitted.seconds < MOST_SECONDS * LOAD

@@ -18,7 +18,7 @@ from tests.contract import catalog
 
 #: A project with the queue and nothing else, whose migrations are ours alone.
 MINIMAL = "tests.settings_minimal"
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 #: Everything about functions and views that the catalogue leaves out.
 BODIES = """

@@ -17,7 +17,7 @@ from psycopg.rows import dict_row
 
 VECTORS = Path(__file__).resolve().parent.parent / "contract" / "vectors" / "queue-storage"
 #: Seconds that anything here may take before it counts as hung.
-LIMIT = 20.0
+LIMIT = 60.0
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
@@ -47,7 +47,7 @@ class Store:
         """A new session, closed with the store."""
         connection = psycopg.connect(self.url, autocommit=True, row_factory=dict_row)
         self._stack.callback(connection.close)
-        connection.execute("SET statement_timeout = '20s'")
+        connection.execute("SET statement_timeout = '60s'")
         if role is not None:
             connection.execute(f"SET SESSION AUTHORIZATION {role}")
         connection.autocommit = autocommit

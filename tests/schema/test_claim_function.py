@@ -402,7 +402,7 @@ def test_a_long_history_is_not_read_by_a_claim(store: Store) -> None:
         WHERE schemaname = 'awa' AND relname ~ '^(ready|lease_claim)' AND seq_tup_read + idx_tup_fetch > 0
         """
     ).fetchall()
-    assert {table["relname"] for table in read} == {"ready_entries_0", "ready_segments_0"}
+    assert {table["relname"] for table in read} <= {"ready_entries_0", "ready_segments_0"}
     assert sum(table["rows"] for table in read) < 10
 
 
@@ -483,7 +483,7 @@ def test_claimers_that_abort_and_forget_hand_out_every_job_once(store: Store, de
             )
         ]
         for one in running:
-            one.result(timeout=60)
+            one.result(timeout=120)
     while claimed := store.claim(500, deadline=deadline):
         handed.extend(row["job_id"] for row in claimed)
         store.advance(claimed)

@@ -294,13 +294,15 @@ def test_h09_a_deleted_waiting_job_is_not_revived_by_the_rescue(store: Store, de
             {"waits": waits},
             queue_options={"deadline_duration_ms": deadline_ms},
             heartbeat_rescue_interval_ms=50,
-            heartbeat_staleness_ms=200,
         ):
             await until(store, "EXISTS (SELECT 1 FROM awa.leases WHERE state = 'waiting_external')")
             assert store.rows("DELETE FROM awa.jobs WHERE id = %(id)s RETURNING id", id=job) == [{"id": job}]
             # An attempt that nobody runs, claimed later: when it is back, the rescue has passed the other one.
             [abandoned] = store.insert("elsewhere")
             store.claim(queue="elsewhere", deadline=deadline_ms / 1000)
+            # Made stale by hand: a short staleness would find attempts of a handler that is merely slow.
+            for table in ("lease_claims", "lease_claim_batches"):
+                store.rows(f"UPDATE awa.{table} SET claimed_at = claimed_at - interval '1 hour'")
             await until(store, "EXISTS (SELECT 1 FROM awa.deferred_jobs WHERE job_id = %(id)s)", id=abandoned)
 
     asyncio.run(scenario())

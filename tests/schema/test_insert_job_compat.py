@@ -140,7 +140,7 @@ def test_a_due_job_wakes_its_queue_and_a_deferred_one_does_not(store: Store) -> 
     with store.main.transaction():
         insert(store, "'k', 'q'")
         insert(store, "'k', 'q'")
-    heard = [(note.channel, note.payload) for note in listener.notifies(timeout=5, stop_after=1)]
+    heard = [(note.channel, note.payload) for note in listener.notifies(timeout=30, stop_after=1)]
     heard += [(note.channel, note.payload) for note in listener.notifies(timeout=0)]
     assert heard == [("awa:q", "")]
 
@@ -295,7 +295,7 @@ def test_a_canonical_job_wakes_its_queue_without_an_explicit_run_at(store: Store
     listener = store.open()
     listener.execute('LISTEN "awa:q"')
     insert(store, "'k', 'q'")
-    assert [note.channel for note in listener.notifies(timeout=5, stop_after=1)] == ["awa:q"]
+    assert [note.channel for note in listener.notifies(timeout=30, stop_after=1)] == ["awa:q"]
 
 
 def test_queue_storage_in_another_schema_is_refused_by_name(store: Store) -> None:

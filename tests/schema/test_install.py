@@ -415,11 +415,11 @@ def test_a_role_without_rights_is_told_by_the_database(server_url: str, empty_da
 def test_a_statement_timeout_of_the_project_does_not_end_an_installation(
     empty_database: str, held_lock: psycopg.Connection
 ) -> None:
-    hasty = databases.address(empty_database, options="-c statement_timeout=1000")
+    hasty = databases.address(empty_database, options="-c statement_timeout=3000")
     with started(hasty, MIGRATE) as migration:
         installing.wait_until(
             empty_database,
-            "SELECT bool_or(wait_event = 'advisory' AND query_start < clock_timestamp() - interval '1.5 seconds') "
+            "SELECT bool_or(wait_event = 'advisory' AND query_start < clock_timestamp() - interval '3.5 seconds') "
             "FROM pg_stat_activity WHERE datname = current_database()",
         )
         held_lock.rollback()

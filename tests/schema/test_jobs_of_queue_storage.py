@@ -229,7 +229,7 @@ def test_a_running_job_is_shown_and_deleted_on_its_receipt_alone(store: Store, s
     assert (shown["id"], shown["state"], shown["attempt"], shown["run_lease"]) == (job, "running", 1, 1)
     assert shown["attempted_at"] is not None
     assert delete(store, job)[0] == 1
-    [note] = listener.notifies(timeout=5, stop_after=1)
+    [note] = listener.notifies(timeout=30, stop_after=1)
     assert json.loads(note.payload) == {"job_id": job, "run_lease": 1}
     assert store.rows("SELECT 1 FROM awa.jobs UNION ALL SELECT 1 FROM awa.job_unique_claims") == []
     assert store.violated(quiesced=True) == []

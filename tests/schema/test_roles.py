@@ -116,11 +116,13 @@ def wanted(queue: str, **options: Any) -> JobInsert:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
+    """What was warned of, save that a duty of the leader was slow, which says something of the machine alone."""
+    found = [
         record.getMessage()
         for record in caplog.records
         if record.name.startswith("awa_django") and record.levelno >= logging.WARNING
     ]
+    return [line for line in found if "skipping ticks until it is faster again" not in line]
 
 
 @contextmanager

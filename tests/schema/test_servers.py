@@ -18,7 +18,7 @@ from tests.schema import installing
 from tests.schema.installing import execute, migrate, rows
 from tests.schema.test_catalog import required
 
-pytestmark = [pytest.mark.server, pytest.mark.interop, pytest.mark.worker]
+pytestmark = [pytest.mark.server, pytest.mark.interop, pytest.mark.worker, pytest.mark.timeout(600)]
 
 JOBS = """
     INSERT INTO awa.jobs (kind, queue, args)

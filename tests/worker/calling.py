@@ -30,7 +30,7 @@ QUICK = {
     "leader_election_interval": timedelta(seconds=0.2),
     "promote_interval": timedelta(seconds=0.1),
 }
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +57,12 @@ class Database:
 
     def wait_for(self, job_id: int, *states: str, seconds: float = SECONDS) -> dict[str, Any]:
         """The job once it is in one of these states."""
-        wait_until(
-            lambda: self.job(job_id)["state"] in states,
+        # The row that was seen: by the next look the job may have gone on.
+        return wait_until(
+            lambda: found if (found := self.job(job_id))["state"] in states else {},
             seconds=seconds,
             what=f"job {job_id} to be {' or '.join(states)}; it is {self.job(job_id)}",
         )
-        return self.job(job_id)
 
     def held(self, job_id: int) -> dict[str, Any]:
         """The row that holds a running or waiting attempt."""

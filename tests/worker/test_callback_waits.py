@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,6 +21,7 @@ from awa_django import (
     operations,
 )
 from awa_django.conf import QueueConfig
+from awa_django.worker import context
 from awa_django.worker.attendant import SESSIONS
 from tests.worker.calling import (
     QUICK,
@@ -101,7 +101,10 @@ def test_coroutines_wait_in_place_also_as_handlers_of_other_clients_write_it(
 
 
 @pytest.mark.parametrize("payload", [None, {"a": 1}])
-def test_an_answer_before_the_wait_ends_it_at_once(database: Database, told: Told, payload: Any) -> None:
+def test_an_answer_before_the_wait_ends_it_at_once(
+    database: Database, told: Told, payload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "POLL_SECONDS", 3600.0)  # a second look would never come
     go_on = threading.Event()
 
     @job
@@ -109,16 +112,13 @@ def test_an_answer_before_the_wait_ends_it_at_once(database: Database, told: Tol
         token = ctx.register_callback()
         told(token)
         assert go_on.wait(SECONDS)
-        began = time.monotonic()
         told(ctx.wait_for_callback(token))
-        told(time.monotonic() - began)
 
     with database.working():
         running = pay.enqueue()
         callbacks.resume(told.next(), payload)
         go_on.set()
         assert told.next() == payload
-        assert told.next() < 2.0
         database.wait_for(running.id, "completed")
 
 
@@ -172,7 +172,7 @@ def test_a_wait_that_the_handler_gives_up_counts_as_if_it_had_not_been(
         told(token)
         await ctx.await_for_callback(token, timeout=0.5)
 
-    @job(timeout=0.5)
+    @job(timeout=2)  # that is for registering, too
     async def limited(ctx: JobContext) -> None:
         token = await ctx.aregister_callback()
         told(token)
@@ -275,17 +275,23 @@ def test_a_worker_that_stops_ends_the_waits_of_its_handlers_and_their_jobs_run_a
 
 
 def test_a_wait_is_not_ended_by_the_deadline_of_its_queue(database: Database, told: Told) -> None:
+    """The deadline passes by moving it into the past, so that only the wait is late."""
+
     @job(queue="dated")
     def pay(ctx: JobContext) -> None:
         token = ctx.register_callback()
         told(token)
         told(ctx.wait_for_callback(token))
 
-    queues = {"dated": QueueConfig("dated", deadline=timedelta(seconds=1))}
+    queues = {"dated": QueueConfig("dated", deadline=timedelta(minutes=5))}
     with database.working({"dated": 1}, lead=True, queues=queues, **QUICK):
         running = pay.enqueue()
         token = told.next()
         database.wait_waiting(running.id)
+        for table in ("jobs_hot", "leases", "lease_claims"):
+            database.connection.execute(
+                f"UPDATE awa.{table} SET deadline_at = deadline_at - interval '10 minutes'"
+            )
         with pytest.raises(AssertionError):
             wait_until(lambda: database.job(running.id)["state"] != "waiting_external", seconds=2)
         callbacks.resume(token, "late")
@@ -307,7 +313,7 @@ def test_a_waiting_handler_gives_signs_of_life_and_stores_progress(database: Dat
         running = pay.enqueue()
         token = told.next()
         database.wait_waiting(running.id)
-        wait_until(lambda: database.job(running.id)["progress"] == {"percent": 50}, seconds=5)
+        wait_until(lambda: database.job(running.id)["progress"] == {"percent": 50})
         callbacks.resume(token)
         assert told.next() is None
         assert told.next() is False, "the attempt counts as current"
@@ -369,13 +375,18 @@ def test_many_handlers_wait_on_few_sessions(queue_storage: Database, told: Told)
         tokens = dict(told.next() for _ in jobs)
         for each in jobs:
             queue_storage.wait_waiting(each.id)
-        (row,) = queue_storage.rows(
-            "SELECT count(*) AS sessions, count(*) FILTER (WHERE state <> 'idle' AND xact_start IS NOT NULL "
-            "AND clock_timestamp() - xact_start > interval '1 second') AS busy FROM pg_stat_activity "
-            "WHERE datname = current_database() AND application_name = 'awa_worker attend'"
-        )
-        assert 1 <= row["sessions"] <= SESSIONS
-        assert row["busy"] == 0
+
+        def sessions() -> dict[str, Any]:
+            (row,) = queue_storage.rows(
+                "SELECT count(*) AS all, count(*) FILTER (WHERE state <> 'idle' AND xact_start IS NOT NULL "
+                "AND clock_timestamp() - xact_start > interval '1 second') AS busy FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = 'awa_worker attend'"
+            )
+            return row
+
+        assert 1 <= sessions()["all"] <= SESSIONS
+        # A look may be held up by the machine, but is over then.
+        wait_until(lambda: sessions()["busy"] == 0, what="no session that is kept in a transaction")
         for n, token in tokens.items():
             callbacks.resume(token, n)
         assert sorted(told.next() for _ in jobs) == [(n, n) for n in range(count)]
@@ -418,7 +429,7 @@ def test_a_payload_that_comes_as_the_wait_is_given_up_is_not_lost(
     with queue_storage.working():
         running = pay.enqueue()
         token = told.next()
-        wait_until(lambda: resumed(token), seconds=5)
+        wait_until(lambda: resumed(token))
         assert told.next() == {"a": 1}
         assert queue_storage.wait_for(running.id, "completed")["attempt"] == 1
 

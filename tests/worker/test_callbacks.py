@@ -38,6 +38,9 @@ __all__ = ["database", "declared", "queue_storage", "told"]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+#: For leaders that rescue at once and leave what they put back where it is, however late one looks.
+RESCUING = {**QUICK, "promote_interval": timedelta(hours=1)}
+
 
 # Parking ---------------------------------------------------------------------------------------------------
 
@@ -274,7 +277,7 @@ def test_an_answer_that_does_not_come_in_time_costs_the_attempt(
         told(token)
         return WaitForCallback(token)
 
-    with database.working(lead=True, **QUICK):
+    with database.working(lead=True, **RESCUING):
         waiting = pay.enqueue()
         token = told.next()
         row = database.wait_for(waiting.id, state)
@@ -293,7 +296,7 @@ def test_no_time_left_has_the_leader_retry_the_job(database: Database, told: Tol
         told(token)
         return WaitForCallback(token)
 
-    with database.working(lead=True, **QUICK):
+    with database.working(lead=True, **RESCUING):
         waiting = pay.enqueue()
         token = told.next()
         database.wait_waiting(waiting.id)

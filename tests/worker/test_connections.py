@@ -23,7 +23,7 @@ def test_handlers_that_use_the_orm_keep_one_connection_for_each_slot(emptied_dat
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         ).fetchall()
         others = [pid for (pid,) in rows]
-        with worker(emptied_database, "--queue", "default:4") as process:
+        with worker(emptied_database, "--queue", "default:4", STALE_AFTER=60) as process:
             insert_many(connection, "noop", 1000)
             wait_until(lambda: states(connection).get("completed") == 1000, what="1000 jobs that ran")
             found = connection.execute(HANDLERS, [others]).fetchone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,7 +68,11 @@ def reported(connection: psycopg.Connection[Any]) -> dict[str, tuple[int, Any]]:
 def spells(
     connection: psycopg.Connection[Any], number: int, seconds: float, queue: str, **options: Any
 ) -> list[int]:
-    return [insert(connection, "spell", {"seconds": seconds}, queue=queue, **options) for _ in range(number)]
+    """Enqueue so many jobs of such a length, in one transaction."""
+    with connection.transaction():
+        return [
+            insert(connection, "spell", {"seconds": seconds}, queue=queue, **options) for _ in range(number)
+        ]
 
 
 def owners(connection: psycopg.Connection[Any]) -> list[tuple[int, int]]:
@@ -78,6 +81,10 @@ def owners(connection: psycopg.Connection[Any]) -> list[tuple[int, int]]:
         "SELECT claimer_slot, pid FROM awa.queue_claimer_leases "
         "JOIN awa.runtime_instances ON instance_id = owner_instance_id WHERE queue = 'default' ORDER BY 1"
     ).fetchall()
+
+
+#: A slot is taken over because nobody has claimed by it for half a second, and for no other reason.
+NEVER_EXPIRES = "UPDATE awa.queue_claimer_leases SET expires_at = clock_timestamp() + interval '1 hour'"
 
 
 def ran_in(connection: psycopg.Connection[Any], job_id: int) -> int | None:
@@ -94,11 +101,12 @@ def test_loaded_queues_share_the_slots_by_weight(awa_database: str) -> None:
         process.wait_started()
         assert "a (2 to 10 of 10 at once), b (0 to 8 of 10 at once)" in process.output()
         wait_listening(connection)
-        spells(connection, 40, 0.4, "b")
-        spells(connection, 60, 0.4, "a")
-        wait_until(lambda: reported(connection) == {"a": (8, 6), "b": (2, 2)}, seconds=15)
-        wait_until(lambda: states(connection).get("completed") == 100, seconds=30)
-        wait_until(lambda: reported(connection) == {"a": (0, 0), "b": (0, 0)}, seconds=5)
+        with connection.transaction():  # both are loaded from the start
+            spells(connection, 40, 0.4, "b")
+            spells(connection, 60, 0.4, "a")
+        wait_until(lambda: reported(connection) == {"a": (8, 6), "b": (2, 2)})
+        wait_until(lambda: states(connection).get("completed") == 100)
+        wait_until(lambda: reported(connection) == {"a": (0, 0), "b": (0, 0)})
         most = count(
             connection,
             """
@@ -116,15 +124,30 @@ def test_a_queue_keeps_its_own_slots_while_another_one_borrows_all_others(awa_da
     with connected(awa_database) as connection, worker(awa_database, **WEIGHTED) as process:
         process.wait_started()
         wait_listening(connection)
-        b = spells(connection, 12, 3, "b")
-        wait_until(lambda: running(connection, b) == 8, seconds=10)
-        a = spells(connection, 5, 0.2, "a")
-        wait_until(lambda: running(connection, a) == 2, seconds=2)
-        assert running(connection, b) == 8
+        b = spells(connection, 8, 5, "b") + spells(connection, 4, 0.2, "b")
+        wait_until(lambda: running(connection, b) == 8)
+        a = spells(connection, 5, 0.5, "a")
         # As soon as jobs of B end, A gets what it waits for before B does.
-        wait_until(
-            lambda: count(connection, "SELECT count(*) FROM probe WHERE label = 'end'") == 17, seconds=20
+        wait_until(lambda: count(connection, "SELECT count(*) FROM probe WHERE label = 'end'") == 17)
+        # By their notes, for nobody may have looked at the right moment.
+        most = count(
+            connection,
+            """
+            SELECT max(of_a) FILTER (WHERE of_b = 8)
+            FROM (
+                SELECT
+                    sum(change) FILTER (WHERE job_id = ANY(%s)) OVER so_far AS of_a,
+                    sum(change) FILTER (WHERE job_id = ANY(%s)) OVER so_far AS of_b
+                FROM (
+                    SELECT *, CASE label WHEN 'start' THEN 1 ELSE -1 END AS change FROM probe
+                ) AS noted
+                WINDOW so_far AS (ORDER BY at, label)
+            ) AS course
+            """,
+            a,
+            b,
         )
+        assert most == 2
 
 
 @pytest.mark.parametrize("option", ["--queue=a:3", "--threads=3"])
@@ -142,7 +165,7 @@ def test_numbers_on_the_command_line_that_would_mean_nothing_are_refused(
 def test_claimers_of_a_queue_share_its_slots_and_its_rate(awa_database: str) -> None:
     queues = {
         "default": {"max_workers": 3, "claimers": 3},
-        "slow": {"claimers": 2, "rate_limit": {"max_rate": 5, "burst": 5}},
+        "slow": {"claimers": 2, "rate_limit": {"max_rate": 5, "burst": 5}, "deadline": 60},
     }
     with connected(awa_database) as connection:
         with worker(awa_database, QUEUES=queues, **QUIET) as process:
@@ -150,6 +173,8 @@ def test_claimers_of_a_queue_share_its_slots_and_its_rate(awa_database: str) -> 
             wait_listening(connection)
             wait_until(lambda: backends(connection).count("awa_worker claim default") == 3)
             jobs = [insert(connection, "spell", {"seconds": 0.1}, priority=1 + n % 4) for n in range(24)]
+            began = connection.execute("SELECT clock_timestamp()").fetchone()
+            assert began is not None
             insert_many(connection, "noop", 10, queue="slow")
             wait_until(lambda: states(connection).get("completed") == 34)
             assert process.stop() == 0
@@ -165,11 +190,15 @@ def test_claimers_of_a_queue_share_its_slots_and_its_rate(awa_database: str) -> 
             jobs,
         )
         assert most == 3
-        times = connection.execute(
-            "SELECT (at - min(at) OVER ())::interval FROM probe WHERE label = 'noop' ORDER BY at"
-        ).fetchall()
-        assert times[4][0].total_seconds() < 0.5
-        assert 0.7 <= times[9][0].total_seconds() < 3
+        # When they were claimed: a handler may start later than that, and closer to the next one.
+        times = [
+            (at - began[0]).total_seconds()
+            for (at,) in connection.execute(
+                "SELECT attempted_at FROM awa.jobs WHERE queue = 'slow' ORDER BY attempted_at"
+            )
+        ]
+        assert len(times) == 10
+        assert 0.7 <= times[9] < 10, "five at once and five more at five a second"
     invariants.assert_all_hold(awa_database)
 
 
@@ -177,10 +206,11 @@ def test_claimers_of_a_queue_share_its_slots_and_its_rate(awa_database: str) -> 
 
 
 def test_one_process_claims_for_all_and_another_one_takes_over_when_it_is_killed(awa_database: str) -> None:
+    # Nobody takes jobs away from a worker that stands still for a while.
     with (
         connected(awa_database) as connection,
-        worker(awa_database, **QUIET) as one,
-        worker(awa_database, **QUIET) as two,
+        worker(awa_database, STALE_AFTER=60, **QUIET) as one,
+        worker(awa_database, STALE_AFTER=60, **QUIET) as two,
     ):
         for process in (one, two):
             process.wait_started()
@@ -198,10 +228,9 @@ def test_one_process_claims_for_all_and_another_one_takes_over_when_it_is_killed
         last = insert(connection, "noop")
         wait_until(lambda: ran_in(connection, last))
         victim.kill()
-        before = time.monotonic()
+        connection.execute(NEVER_EXPIRES)
         jobs = [insert(connection, "noop") for _ in range(2)]
-        wait_until(lambda: all(ran_in(connection, job_id) for job_id in jobs), seconds=5)
-        assert time.monotonic() - before < 1.5
+        wait_until(lambda: all(ran_in(connection, job_id) for job_id in jobs))
         assert {ran_in(connection, job_id) for job_id in jobs} == {other.process.pid}
         assert owners(connection) == [(0, other.process.pid)]
 
@@ -209,18 +238,17 @@ def test_one_process_claims_for_all_and_another_one_takes_over_when_it_is_killed
 def test_a_process_without_a_free_slot_leaves_claiming_to_another_one(awa_database: str) -> None:
     with (
         connected(awa_database) as connection,
-        worker(awa_database, QUEUES={"default": 1}, **QUIET) as one,
-        worker(awa_database, QUEUES={"default": 1}, **QUIET) as two,
+        worker(awa_database, QUEUES={"default": 1}, STALE_AFTER=60, **QUIET) as one,
+        worker(awa_database, QUEUES={"default": 1}, STALE_AFTER=60, **QUIET) as two,
     ):
         for process in (one, two):
             process.wait_started()
         wait_listening(connection, 2)
-        first = insert(connection, "spell", {"seconds": 3})
+        first = insert(connection, "spell", {"seconds": 60})
         wait_until(lambda: ran_in(connection, first))
-        before = time.monotonic()
         second = insert(connection, "spell", {"seconds": 0.1})
-        wait_until(lambda: ran_in(connection, second), seconds=5)
-        assert time.monotonic() - before < 1.5
+        # Long before the first one ends, or anybody polls.
+        wait_until(lambda: ran_in(connection, second))
         assert ran_in(connection, first) != ran_in(connection, second)
 
 
@@ -230,16 +258,18 @@ def test_an_idle_worker_writes_nothing_for_its_claims(awa_database: str) -> None
         wait_listening(connection)
         job_id = insert(connection, "noop")
         wait_until(lambda: ran_in(connection, job_id))
-        before = connection.execute("SELECT * FROM awa.queue_claimer_leases").fetchall()
-        assert len(before) == 1
         looked = (
-            "SELECT count(*) FROM pg_stat_activity WHERE state_change > %s AND query LIKE '-- name: ask%%'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND state_change > %s AND query LIKE '-- name: ask%%'"
         )
-        for _ in range(3):
+        found = []
+        for _ in range(4):
             moment = connection.execute("SELECT clock_timestamp() + interval '0.6 seconds'").fetchone()
             assert moment is not None
             wait_until(lambda: count(connection, looked, moment[0]), what="a look at the idle queue")  # noqa: B023
-        assert connection.execute("SELECT * FROM awa.queue_claimer_leases").fetchall() == before
+            found.append(connection.execute("SELECT * FROM awa.queue_claimer_leases").fetchall())
+        assert len(found[0]) == 1
+        assert found == found[:1] * 4
         assert process.stop() == 0
 
 
@@ -318,10 +348,10 @@ def test_we_leave_a_small_backlog_to_an_awa_pg_worker_that_claims_and_take_over_
                 assert ran_here == {False}
             insert(connection, "noop")
             theirs.kill()
-            before = time.monotonic()
+            theirs.wait()
+            connection.execute(NEVER_EXPIRES)
             job_id = insert(connection, "noop")
-            wait_until(lambda: ran_in(connection, job_id), seconds=5)
-            assert time.monotonic() - before < 1.5
+            wait_until(lambda: ran_in(connection, job_id))
             owner, epoch = lease(connection)
             assert owner == here
             assert epoch > holder[1]
@@ -341,10 +371,8 @@ def test_an_awa_pg_worker_leaves_a_small_backlog_to_us_and_takes_over_when_we_di
             if lease(connection) == before:
                 assert ran_here == {before[0] == here}
             ours.kill()
-            began = time.monotonic()
             job_id = insert(connection, "noop")
-            wait_until(lambda: ran_in(connection, job_id), seconds=5)
-            assert time.monotonic() - began < 2
+            wait_until(lambda: ran_in(connection, job_id))
             assert lease(connection)[0] != here
 
 
@@ -352,18 +380,19 @@ def test_an_awa_pg_worker_leaves_a_small_backlog_to_us_and_takes_over_when_we_di
 def test_a_large_backlog_is_shared_with_an_awa_pg_worker_under_four_slots(awa_database: str) -> None:
     with (
         connected(awa_database) as connection,
-        worker(awa_database, QUEUES={"default": 4}, **QUIET) as ours,
+        worker(awa_database, QUEUES={"default": 4}, STALE_AFTER=60, **QUIET) as ours,
         awa_pg_worker(awa_database, 4),
     ):
         ours.wait_started()
         wait_listening(connection)
         connection.execute(
-            "SELECT awa.insert_job_compat('spell', p_args => '{\"seconds\": 0.1}') FROM generate_series(1, 80)"
+            "SELECT awa.insert_job_compat('spell', p_args => '{\"seconds\": 0.1}') FROM generate_series(1, 160)"
         )
-        wait_until(lambda: count(connection, "SELECT count(*) FROM probe WHERE label = 'end'") == 80)
+        wait_until(lambda: count(connection, "SELECT count(*) FROM probe WHERE label = 'end'") == 160)
         assert set(runs(connection).values()) == {2}, "a start and an end of each"
         shares = connection.execute("SELECT count(*) FROM probe WHERE label = 'end' GROUP BY pid").fetchall()
         assert len(shares) == 2
+        # Either may stand still for a while.
         assert min(share for (share,) in shares) >= 20
         slots = count(connection, "SELECT count(DISTINCT owner_instance_id) FROM awa.queue_claimer_leases")
         assert slots == 2
@@ -374,55 +403,57 @@ def test_a_large_backlog_is_shared_with_an_awa_pg_worker_under_four_slots(awa_da
 
 def test_a_pause_under_load_stops_claims_until_the_queue_is_resumed(awa_database: str) -> None:
     with connected(awa_database) as connection:
-        options = {"QUEUES": {"default": 4}, "LISTEN_POLL_INTERVAL": 0.2}
+        options = {"QUEUES": {"default": 4}, "LISTEN_POLL_INTERVAL": 0.2, "STALE_AFTER": 60}
         with worker(awa_database, **options) as one, worker(awa_database, **options) as two:
             for process in (one, two):
                 process.wait_started()
             insert_many(connection, "noop", 300)
             jobs = spells(connection, 60, 0.05, "default")
             wait_until(lambda: count(connection, "SELECT count(*) FROM probe") > 320)
-            row = connection.execute(
-                "INSERT INTO awa.queue_meta (queue, paused) VALUES ('default', true) RETURNING clock_timestamp()"
-            ).fetchone()
-            assert row is not None
+            connection.execute("INSERT INTO awa.queue_meta (queue, paused) VALUES ('default', true)")
+            _wait_for_looks(connection, "0 seconds")  # a claim that had begun before is over
             wait_until(lambda: states(connection).get("running") is None)
             ran = len(runs(connection))
-            assert ran < 360
-            # Each polls several times meanwhile.
-            looked = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                "AND application_name LIKE 'awa_worker claim%%' AND state_change > %s"
-            )
-            later = connection.execute("SELECT clock_timestamp() + interval '0.7 seconds'").fetchone()
-            assert later is not None
-            wait_until(lambda: count(connection, looked, later[0]) == 2)
-            assert len(runs(connection)) == ran
-            late = count(
-                connection,
-                "SELECT count(*) FROM probe WHERE label = 'start' AND at > %s::timestamptz + interval '0.5 seconds'",
-                row[0],
-            )
-            assert late == 0
+            jobs += spells(connection, 20, 0.05, "default")
+            _wait_for_looks(connection, "0.7 seconds")  # each has polled several times
+            assert len(runs(connection)) == ran < 380
             connection.execute("UPDATE awa.queue_meta SET paused = false")
-            wait_until(lambda: len(runs(connection)) == 360)
+            wait_until(lambda: len(runs(connection)) == 380)
             wait_until(lambda: {runs(connection)[job_id] for job_id in jobs} == {2})
     invariants.assert_all_hold(awa_database)
 
 
+def _wait_for_looks(connection: psycopg.Connection[Any], interval: str) -> None:
+    """Wait until both claiming sessions have begun another statement so much later than now, and ended it."""
+    later = connection.execute("SELECT clock_timestamp() + %s::interval", [interval]).fetchone()
+    assert later is not None
+    looked = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name LIKE 'awa_worker claim%%' AND query_start > %s AND state = 'idle'"
+    )
+    wait_until(lambda: count(connection, looked, later[0]) == 2, what="looks at the queue")
+
+
 def test_waiting_raises_a_job_above_an_endless_stream_of_urgent_ones(awa_database: str) -> None:
-    options = {"QUEUES": {"default": {"max_workers": 2, "priority_aging_interval": 1}}}
+    options = {"QUEUES": {"default": {"max_workers": 2, "priority_aging_interval": 1}}, "STALE_AFTER": 60}
     with connected(awa_database) as connection, worker(awa_database, **options) as process:
         process.wait_started()
         wait_listening(connection)
-        urgent = spells(connection, 10, 0.05, "default", priority=1)
-        began = time.monotonic()
+        connection.execute("INSERT INTO awa.queue_meta (queue, paused) VALUES ('default', true)")
+        row = connection.execute("SELECT clock_timestamp()").fetchone()
+        assert row is not None
         patient = insert(connection, "noop", priority=4)
-
-        def few_wait() -> bool:
-            return len(urgent) - count(connection, "SELECT count(*) FROM probe WHERE label = 'start'") < 10
-
-        while not ran_in(connection, patient):
-            assert time.monotonic() - began < 15, f"it waits behind {len(urgent)} urgent jobs"
-            urgent += spells(connection, 1, 0.05, "default", priority=1)
-            wait_until(lambda: few_wait() or ran_in(connection, patient))
-        assert 1.5 < time.monotonic() - began < 6, "three levels of a second each"
+        # For two at a time they last ten seconds at least.
+        connection.execute(
+            "SELECT awa.insert_job_compat('spell', p_args => '{\"seconds\": 0.05}', p_priority => 1::smallint) "
+            "FROM generate_series(1, 400)"
+        )
+        connection.execute("UPDATE awa.queue_meta SET paused = false")
+        wait_until(lambda: ran_in(connection, patient), what="the patient job")
+        waited = connection.execute(
+            "SELECT extract(epoch FROM at - %s) FROM probe WHERE job_id = %s", [row[0], patient]
+        ).fetchone()
+        assert waited is not None
+        assert waited[0] >= 3, "three levels of a second each"
+        urgent = "SELECT count(*) FROM probe WHERE label = 'start' AND at < (SELECT at FROM probe WHERE job_id = %s)"
+        assert count(connection, urgent, patient) < 400, "it went before others that waited"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +53,16 @@ READY = {
 }
 
 
+#: Below those that systems hand out by themselves: nobody gets one of them before the worker has it.
+PORTS = iter(random.sample(range(15_000, 30_000), 1000))
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+    """A port where nobody listens, another one with each call."""
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def raw(port: int, request: bytes, *, finish: bool = False) -> bytes:
@@ -109,7 +116,7 @@ def listening(ask: Callable[[], Any]) -> Iterator[int]:
         yield port
     finally:
         listener.stop()
-        assert listener.join(5)
+        assert listener.join(30)
 
 
 def says(readiness: dict[str, Any]) -> Callable[[], Any]:
@@ -181,24 +188,27 @@ def test_only_one_request_is_answered(port: int) -> None:
 
 
 def test_whoever_is_slow_is_dropped_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CONNECTION_SECONDS", 0.5)
+    monkeypatch.setattr(health, "CONNECTION_SECONDS", 3600)
     with listening(says(READY)) as port:
-        slow = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(20)]
+        patient = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(20)]
+        for each in patient:
+            each.sendall(b"GET /hea")
+        assert get(port, "/healthz")[0] == 200, "while they have an hour left"
+        monkeypatch.setattr(health, "CONNECTION_SECONDS", 0.5)
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(20)]
         for each in slow:
             each.sendall(b"GET /hea")
-        began = time.monotonic()
-        assert get(port, "/healthz")[0] == 200
-        assert time.monotonic() - began < 0.4
         for each in slow:
             assert each.recv(10) == b"", "closed without an answer"
+        for each in patient + slow:
             each.close()
-        assert time.monotonic() - began < 3
 
 
 def test_it_holds_so_many_connections_and_closes_the_oldest_for_one_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(health, "CONNECTION_SECONDS", 60)  # it is not for their time that one is closed
     with listening(says(READY)) as port:
         held = []
         for _ in range(3):
@@ -224,9 +234,13 @@ def test_it_does_nothing_while_nobody_asks(port: int) -> None:
             each.user_time + each.system_time for each in psutil.Process().threads() if each.id == native
         )
 
-    before = spent()
-    assert not threading.Event().wait(0.5)
-    assert spent() - before < 0.02
+    def spends() -> float:
+        before = spent()
+        assert not threading.Event().wait(0.5)
+        return spent() - before
+
+    # The end of the last answer may fall into the first half second.
+    assert any(spends() < 0.02 for _ in range(4))
 
 
 # Addresses --------------------------------------------------------------------------------------------------------
@@ -270,13 +284,15 @@ def test_ipv6_stands_in_brackets_and_its_every_interface_takes_ipv4_as_well() ->
 
 
 @contextmanager
-def looking(look: Look) -> Iterator[Look]:
-    look.start()
-    try:
-        yield look
-    finally:
-        look.stop()
-        assert look.join(5)
+def looking(look: Look, *, seconds: float = 30) -> Iterator[Look]:
+    """A look that waits so long for the database."""
+    with mock.patch.object(health, "LOOK_SECONDS", seconds):
+        look.start()
+        try:
+            yield look
+        finally:
+            look.stop()
+            assert look.join(30)
 
 
 def test_ready_is_what_the_contract_says(awa_database: str) -> None:
@@ -315,7 +331,10 @@ def test_an_older_schema_or_none_is_not_ready_and_a_newer_one_is(
         assert of(look) == (None, False, True, False)
 
 
-def test_a_database_is_asked_once_a_second_and_again_after_it_was_lost(awa_database: str) -> None:
+def test_a_database_is_asked_once_a_second_and_again_after_it_was_lost(
+    awa_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert health.FRESH_SECONDS == 1.0
     opened: list[psycopg.Connection[Any]] = []
 
     def connect() -> psycopg.Connection[Any]:
@@ -326,39 +345,42 @@ def test_a_database_is_asked_once_a_second_and_again_after_it_was_lost(awa_datab
         looking(Look(connect)) as look,
         mock.patch.object(health, "_version", wraps=health._version) as asked,
     ):
-        for _ in range(5):
-            assert asyncio.run(look.version()) == 40
-        assert (len(opened), asked.call_count) == (1, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(health, "FRESH_SECONDS", 3600)  # a second may pass between two lines
+            for _ in range(5):
+                assert asyncio.run(look.version()) == 40
+            assert (len(opened), asked.call_count) == (1, 1)
         with psycopg.connect(awa_database, autocommit=True) as connection:
             assert terminate(connection, "awa test look") == 1
-        wait_until(lambda: asyncio.run(look.version()) is None, seconds=5, what="the loss to be noticed")
-        wait_until(lambda: asyncio.run(look.version()) == 40, seconds=5, what="a new session")
+        wait_until(lambda: asyncio.run(look.version()) is None, what="the loss to be noticed")
+        wait_until(lambda: asyncio.run(look.version()) == 40, what="a new session")
         assert len(opened) == 2
     assert opened[-1].closed
 
 
 def test_a_database_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "LOOK_SECONDS", 0.2)
     answers = threading.Event()
 
     def hangs() -> psycopg.Connection[Any]:
-        answers.wait(10)
+        answers.wait(60)
         raise psycopg.OperationalError("at last")
 
-    with looking(Look(hangs)) as look:
+    with looking(Look(hangs), seconds=0.2) as look:
         try:
             with listening(readiness_of_worker(lambda: WELL, look)) as port:
                 said = [get(port, "/readyz") for _ in range(2)]
                 assert [status for status, _ in said] == [503, 503]
                 assert said[0][1]["postgres_connected"] is False
-                began = time.monotonic()
-                assert get(port, "/healthz")[0] == 200
-                assert time.monotonic() - began < 0.2
+                monkeypatch.setattr(health, "LOOK_SECONDS", 60)
+                assert get(port, "/healthz")[0] == 200, "it does not look"
         finally:
             answers.set()
 
 
-def test_a_supervisor_is_ready_if_all_of_its_children_are(tmp_path: Path) -> None:
+def test_a_supervisor_is_ready_if_all_of_its_children_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHILD_SECONDS", 30)
     paths = [tmp_path / f"{number}.sock" for number in (1, 2)]
     (tmp_path / "2.sock").touch()  # left from a child that was killed
     first = HealthListener(unix_socket(paths[0]), says({**READY, "leader": True}))
@@ -374,7 +396,7 @@ def test_a_supervisor_is_ready_if_all_of_its_children_are(tmp_path: Path) -> Non
     second.start()
     assert asked() == {**READY, "leader": True, **both}
     second.stop()
-    assert second.join(5)
+    assert second.join(30)
     dead = asked()
     assert (dead["ready"], dead["poll_loop_alive"], dead["processes_ready"]) == (False, False, 1)
     second = HealthListener(unix_socket(paths[1]), says(stopping))
@@ -382,7 +404,7 @@ def test_a_supervisor_is_ready_if_all_of_its_children_are(tmp_path: Path) -> Non
     assert asked() == {**stopping, "leader": True, "processes": 2, "processes_ready": 1}
     for each in (first, second):
         each.stop()
-        assert each.join(5)
+        assert each.join(30)
 
 
 # Real workers -----------------------------------------------------------------------------------------------------
@@ -398,9 +420,8 @@ def test_while_it_drains_a_worker_lives_and_is_not_ready_and_heartbeats_go_on(aw
             "--health-addr",
             f"127.0.0.1:{port}",
             HEARTBEAT_INTERVAL=0.3,
-            STALE_AFTER=1.5,
-            RESCUE_INTERVAL=0.3,
-            DRAIN_TIMEOUT=20,
+            STALE_AFTER=60,
+            DRAIN_TIMEOUT=30,
         ) as process,
     ):
         wait_until(lambda: ready(port) == (200, True), what="the worker to be ready")
@@ -408,24 +429,27 @@ def test_while_it_drains_a_worker_lives_and_is_not_ready_and_heartbeats_go_on(aw
         job_id = insert(connection, "spell", {"seconds": 3})
         wait_until(lambda: labels(connection, job_id) == ["start"], what="the job to run")
         process.signal(signal.SIGTERM)
-        wait_until(lambda: ready(port) == (503, False), seconds=2, what="the worker to drain")
+        wait_until(lambda: ready(port) == (503, False), what="the worker to drain")
         said: list[Any] = []
+        beats = set()
 
         def ended() -> bool:
             now = ready(port), lives(port)
+            beats.update(connection.execute("SELECT heartbeat_at FROM awa.attempt_state").fetchall())
             if open_attempts(connection):  # it was asked while the job ran
                 said.append(now)
             return process.process.poll() is not None
 
-        wait_until(ended, seconds=15, what="the worker to end")
-        assert len(said) > 10, "it was asked all along"
+        wait_until(ended, what="the worker to end")
+        assert len(said) >= 2, "it was asked all along"
         assert set(said) == {((503, False), True)}
+        assert len(beats) >= 2
         assert process.wait(10) == 0
         assert ready(port) is None
         found = job(connection, job_id)
         assert (found["state"], found["attempt"]) == ("completed", 1)
-        assert labels(connection, job_id) == ["start", "end"], "nobody rescued it meanwhile"
-        wait_until(lambda: backends(connection) == [], seconds=5)
+        assert labels(connection, job_id) == ["start", "end"]
+        wait_until(lambda: backends(connection) == [])
 
 
 @pytest.mark.worker
@@ -436,7 +460,7 @@ def test_a_supervisor_answers_for_its_children_and_notices_that_one_is_gone(awa_
         assert get(port, "/readyz")[1]["processes"] == 2
         victim = process.children()[0]
         victim.kill()
-        wait_until(lambda: ready(port) == (503, False), seconds=10, what="the death to show")
+        wait_until(lambda: ready(port) == (503, False), what="the death to show")
         assert get(port, "/healthz") == (200, {"status": "ok"})
         wait_until(lambda: ready(port) == (200, True), what="its successor")
         folder = Path(_socket_of(process)).parent

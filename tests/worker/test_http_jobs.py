@@ -374,7 +374,7 @@ def test_a_cancelled_job_gives_its_request_up(queue_storage: Database, functions
         worker.runtime.executor._finish = note  # type: ignore[method-assign]
         operations.cancel(running.id)
         try:
-            assert gone.wait(10), "the request was given up, though the function never ends"
+            assert gone.wait(30), "the request was given up, though the function never ends"
         finally:
             over.set()
         assert flight.cancelled
@@ -386,13 +386,13 @@ def test_a_cancelled_job_gives_its_request_up(queue_storage: Database, functions
 def test_a_stopping_worker_lets_a_request_end(queue_storage: Database, functions: Functions) -> None:
     resize = http_job("resize_image", url=functions.url, mode="sync", response_timeout=60)
     go_on = threading.Event()
-    functions.tell(200, before=lambda asked: go_on.wait(10) and None)
+    functions.tell(200, before=lambda asked: go_on.wait(60) and None)
     with working({"default": 1}, drain_timeout=timedelta(seconds=20)) as worker:
         running = resize.enqueue()
         functions.next()
         worker.runtime.stop_claiming()
         threading.Timer(0.3, go_on.set).start()
-        assert worker.runtime.drained(10)
+        assert worker.runtime.drained(30)
     assert queue_storage.job(running.id)["state"] == "completed"
 
 

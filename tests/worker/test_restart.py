@@ -19,6 +19,7 @@ from tests.workers import (
     count,
     insert,
     insert_many,
+    open_attempts,
     runs,
     states,
     wait_until,
@@ -83,26 +84,29 @@ def test_a_worker_outlives_a_restart_of_the_server_and_no_outcome_is_lost(
     cluster: Cluster, database: str
 ) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
+        for _ in range(3):
+            insert(connection, "sleeper", {"seconds": 8})
         insert_many(connection, "noop", 1000)
         insert_many(connection, "async_noop", 1000)
         ids = [job_id for (job_id,) in connection.execute("SELECT job_id FROM awa.ready_entries")]
-    with worker(database, QUEUES={"default": SLOTS}) as process:
+    # What waits to be stored when the server is back is not taken away by then.
+    with worker(database, QUEUES={"default": SLOTS}, STALE_AFTER=10) as process:
         with psycopg.connect(database, autocommit=True) as connection:
             wait_until(lambda: count(connection, "SELECT count(*) FROM probe") > 300, what="jobs that ran")
+            assert open_attempts(connection) >= 3, "the restart comes in the middle"
         cluster.control("restart", "-m", "immediate")
         with psycopg.connect(database, autocommit=True) as connection:
-            assert states(connection)["completed"] < 2000, "the restart came in the middle"
             insert(connection, "noop")
             wait_until(
-                lambda: states(connection) == {"completed": 2001}, seconds=45, what="all jobs completed"
+                lambda: states(connection) == {"completed": 2004}, seconds=90, what="all jobs completed"
             )
             often = runs(connection)
             assert process.process.poll() is None
             assert process.stop() == 0
-        assert len(often) == 2001
+        assert len(often) == 2004
         assert set(often.values()) <= {1, 2}
         # What ran twice was cut off while it wrote its note; what had returned was not run again.
-        assert sum(often.values()) <= 2001 + SLOTS
+        assert sum(often.values()) <= 2004 + SLOTS
     invariants.assert_all_hold(database, ids=ids)
 
 
@@ -116,12 +120,16 @@ def test_a_worker_can_be_stopped_while_the_server_is_down(cluster: Cluster, data
         try:
             began = time.monotonic()
             # Its handlers return when they are told to, but nobody can store that.
-            assert process.stop(15) == 3
-            assert time.monotonic() - began < 10
+            assert process.stop() == 3
+            assert time.monotonic() - began < 25, "long before they return by themselves"
             assert "left 4 attempts behind" in process.output()
         finally:
             cluster.control("start")
-    with worker(database) as process, psycopg.connect(database, autocommit=True) as connection:
+    # Nobody promotes them, so that they are found where the rescue left them.
+    with (
+        worker(database, PROMOTE_INTERVAL=3600) as process,
+        psycopg.connect(database, autocommit=True) as connection,
+    ):
         wait_until(lambda: states(connection).get("retryable") == 4, what="four rescued jobs")
         process.stop()
     invariants.assert_all_hold(database, drained=False)

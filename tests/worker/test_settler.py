@@ -14,6 +14,7 @@ from awa_django.outcomes import Completed, Failed
 from awa_django.planes.base import Plane, Settlement
 from awa_django.planes.queue_storage import QueueStoragePlane
 from awa_django.transitions import Transition, plan
+from awa_django.worker import settler
 from awa_django.worker.dispatcher import Dispatcher
 from awa_django.worker.flights import Flight, Flights
 from awa_django.worker.heartbeat import Heartbeat
@@ -78,7 +79,7 @@ def desk(
     for item in made:
         item.settler.abandon.set()
         item.settler.stop()
-        assert item.settler.join(5)
+        assert item.settler.join(30)
 
 
 def _poisoned(error: Exception) -> Callable[[Transition], Exception | None]:
@@ -98,7 +99,7 @@ def test_an_outcome_that_cannot_be_stored_becomes_a_failure_and_the_others_are_s
     for attempt, result in zip(attempts, ["a", "poison", "b"], strict=True):
         table.outcomes.append(plan(attempt, Completed(result)))
     table.settler.start()
-    wait_until(lambda: len(table.settled()) == 3, seconds=5)
+    wait_until(lambda: len(table.settled()) == 3)
     by_job = {item.attempt.job_id: item.outcome for item in table.settled()}
     first, second, third = [by_job[attempt.job_id] for attempt in attempts]
     assert (first, third) == (Completed("a"), Completed("b"))
@@ -118,18 +119,21 @@ def test_an_outcome_is_not_changed_for_a_trouble_that_passes(
     attempts = world.running(job(), job())
     table.outcomes.extend(plan(attempt, Completed()) for attempt in attempts)
     table.settler.start()
-    wait_until(lambda: len(table.settled()) == 2, seconds=10)
+    wait_until(lambda: len(table.settled()) == 2)
     assert {type(item.outcome) for item in table.settled()} == {Completed}
     assert picky.batches == [2, 2, 2, 2]
 
 
-def test_deadlocks_are_tried_again_at_once(world: World, desk: Callable[[Plane], Desk]) -> None:
+def test_deadlocks_are_tried_again_at_once(
+    world: World, desk: Callable[[Plane], Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler, "RETRY_PAUSES", (3600.0,))
     troubles = [psycopg.errors.DeadlockDetected("again")] * 3
     table = desk(Picky(lambda item: troubles.pop() if troubles else None))
     (attempt,) = world.running(job())
     table.outcomes.append(plan(attempt, Completed()))
     table.settler.start()
-    wait_until(lambda: table.settled(), seconds=0.5)
+    wait_until(lambda: table.settled())
 
 
 def test_a_heartbeat_that_came_after_the_handler_leaves_no_row_behind(
@@ -143,7 +147,7 @@ def test_a_heartbeat_that_came_after_the_handler_leaves_no_row_behind(
     heartbeat.beat()
     assert world.one("SELECT count(*) FROM awa.attempt_state") == 1, "a finished attempt keeps its heartbeat"
     table.settler.start()
-    wait_until(lambda: table.settled(), seconds=5)
+    wait_until(lambda: table.settled())
     assert world.one("SELECT count(*) FROM awa.attempt_state") == 0
     heartbeat.stop()
     heartbeat.run()  # the last round, and the end of its session
@@ -178,8 +182,8 @@ def test_an_outcome_whose_job_somebody_holds_keeps_no_other_waiting(
         other.execute(key, [held.job_id, held.run_lease])
         table.outcomes.extend(plan(attempt, Completed()) for attempt in attempts)
         table.settler.start()
-        wait_until(lambda: len(table.settled()) == 7, seconds=20)
+        wait_until(lambda: len(table.settled()) == 7)
         flight = table.flights.get(held.job_id, held.run_lease)
         wait_until(lambda: flight is not None and not flight.settling, what="heartbeats of the held job")
         other.rollback()
-    wait_until(lambda: len(table.settled()) == 8, seconds=20)
+    wait_until(lambda: len(table.settled()) == 8)

@@ -55,7 +55,7 @@ def test_a_stop_signal_lets_short_jobs_end_and_hands_long_ones_back(
 ) -> None:
     with (
         connected(awa_database) as connection,
-        worker(awa_database, "--no-maintenance", DRAIN_TIMEOUT=2) as process,
+        worker(awa_database, "--no-maintenance", DRAIN_TIMEOUT=4) as process,
     ):
         short, long = _four_running(connection, process)
         began = time.monotonic()
@@ -63,9 +63,12 @@ def test_a_stop_signal_lets_short_jobs_end_and_hands_long_ones_back(
         # A signal takes its time to arrive, and a notification may overtake it.
         stopping = "SELECT count(*) FROM awa.runtime_instances WHERE shutting_down"
         wait_until(lambda: count(connection, stopping) == 1, what="the worker to say that it stops")
+        wait_until(
+            lambda: "awa_worker claim default" not in backends(connection), what="the end of the last claim"
+        )
         late = insert(connection, "noop")
-        assert process.wait(10) == 0
-        assert 1.5 < time.monotonic() - began < 4
+        assert process.wait() == 0
+        assert 3.5 < time.monotonic() - began < 30, "the grace time, and not what the long ones take"
         assert [job(connection, job_id)["state"] for job_id in short] == ["completed"] * 2
         for job_id in long:
             found = job(connection, job_id)
@@ -75,11 +78,11 @@ def test_a_stop_signal_lets_short_jobs_end_and_hands_long_ones_back(
         assert count(connection, due) == 2, "due at once"
         assert labels(connection, late) == [], "nothing was claimed after the signal"
         assert open_attempts(connection) == 0
-        wait_until(lambda: backends(connection) == [], seconds=5)
+        wait_until(lambda: backends(connection) == [])
         assert "handing back 2 running attempts" in process.output()
         # The next worker runs them as their first attempt.
-        with worker(awa_database) as successor:
-            wait_until(lambda: all(runs(connection)[job_id] == 2 for job_id in long), seconds=6)
+        with worker(awa_database, STALE_AFTER=60) as successor:
+            wait_until(lambda: all(runs(connection)[job_id] == 2 for job_id in long))
             wait_until(lambda: runs(connection).get(late) == 1)
             assert {
                 row[0] for row in connection.execute("SELECT attempt FROM probe WHERE label = 'sleeper'")
@@ -88,31 +91,37 @@ def test_a_stop_signal_lets_short_jobs_end_and_hands_long_ones_back(
 
 
 def test_handlers_are_told_to_stop_and_what_they_answer_is_kept(awa_database: str) -> None:
-    with connected(awa_database) as connection, worker(awa_database, DRAIN_TIMEOUT=20) as process:
+    with (
+        connected(awa_database) as connection,
+        worker(awa_database, DRAIN_TIMEOUT=20, STALE_AFTER=60) as process,
+    ):
         for _ in range(40):
             insert(connection, "quitter", {"seconds": 30})
         wait_until(lambda: len(runs(connection)) == 40)
         began = time.monotonic()
         assert process.stop() == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         assert states(connection) == {"failed": 40}
         assert open_attempts(connection) == 0
     invariants.assert_all_hold(awa_database)
 
 
 def test_a_second_signal_ends_the_grace_time(awa_database: str) -> None:
-    with connected(awa_database) as connection, worker(awa_database, DRAIN_TIMEOUT=30) as process:
+    with (
+        connected(awa_database) as connection,
+        worker(awa_database, DRAIN_TIMEOUT=60, STALE_AFTER=60) as process,
+    ):
         _, long = _four_running(connection, process)
         process.signal(TERM)
-        wait_until(lambda: _is_shutting_down(connection), seconds=5)
+        wait_until(lambda: _is_shutting_down(connection))
         began = time.monotonic()
         process.signal(TERM)
-        assert process.wait(10) == 3
-        assert time.monotonic() - began < 2
+        assert process.wait() == 3
+        assert time.monotonic() - began < 20
         for job_id in long:
             assert job(connection, job_id)["attempt"] == 0
         assert open_attempts(connection) == 0
-        wait_until(lambda: backends(connection) == [], seconds=5)
+        wait_until(lambda: backends(connection) == [])
     invariants.assert_all_hold(awa_database, drained=False)
 
 
@@ -129,8 +138,8 @@ def test_a_signal_at_start_up_ends_it_as_well(awa_database: str, after: str) -> 
         else:
             expected = [0, -TERM]  # Python itself may not have come far enough to listen to signals
         process.signal(TERM)
-        assert process.wait(10) in expected
-        wait_until(lambda: backends(connection) == [], seconds=5)
+        assert process.wait() in expected
+        wait_until(lambda: backends(connection) == [])
 
 
 def test_an_instance_row_says_that_it_has_stopped(awa_database: str) -> None:
@@ -153,22 +162,29 @@ def test_under_exec_of_a_shell_it_is_stopped_like_any_process(awa_database: str)
 
 def test_jobs_of_a_worker_that_was_killed_are_run_by_the_next_one(awa_database: str) -> None:
     with connected(awa_database) as connection:
+        held = [insert(connection, "slow_at_first", {"seconds": 60}) for _ in range(3)]
         insert_many(connection, "noop", 1000)
         insert_many(connection, "async_noop", 1000)
         ids = [job_id for (job_id,) in connection.execute("SELECT job_id FROM awa.ready_entries")]
-        with worker(awa_database) as victim:
-            wait_until(lambda: count(connection, "SELECT count(*) FROM probe") > 300, what="jobs that ran")
+        with worker(awa_database, STALE_AFTER=60) as victim:
+            wait_until(
+                lambda: (
+                    all(labels(connection, job_id) for job_id in held)
+                    and count(connection, "SELECT count(*) FROM probe") > 300
+                ),
+                what="jobs that ran",
+            )
             victim.kill()
-        left = states(connection)
-        assert left["completed"] < 2000, "it was killed in the middle"
-        lost = left.get("running", 0)
+        lost = states(connection)["running"]
+        assert lost >= 3, "it was killed in the middle"
         with worker(awa_database) as process:
-            wait_until(lambda: states(connection).get("completed") == 2000, seconds=40, what="2000 completed")
+            wait_until(lambda: states(connection).get("completed") == 2003, seconds=60, what="2003 completed")
             assert process.stop() == 0
         often = runs(connection)
-        assert len(often) == 2000
+        assert len(often) == 2003
         assert set(often.values()) <= {1, 2}
-        assert sum(often.values()) <= 2000 + lost, "only what the dead worker held ran again"
+        assert {often[job_id] for job_id in held} == {2}
+        assert sum(often.values()) <= 2003 + lost, "only what the dead worker held ran again"
     invariants.assert_all_hold(awa_database, ids=ids)
 
 
@@ -183,7 +199,7 @@ def test_a_child_that_is_killed_is_replaced_and_all_of_them_stop_together(awa_da
         )
         first[0].kill()
         wait_until(lambda: "worker process" in process.output())
-        second = wait_until(lambda: len(process.children()) == 2 and process.children(), seconds=10)
+        second = wait_until(lambda: len(process.children()) == 2 and process.children())
         wait_until(lambda: backends(connection).count("awa_worker listen") == 2, what="the new child")
         assert {child.pid for child in first} != {child.pid for child in second}
         insert_many(connection, "spell", 0)
@@ -192,7 +208,7 @@ def test_a_child_that_is_killed_is_replaced_and_all_of_them_stop_together(awa_da
         wait_until(lambda: states(connection).get("completed") == 60)
         assert process.stop() == 0
         assert not any(child.is_running() for child in second)
-        wait_until(lambda: backends(connection) == [], seconds=5)
+        wait_until(lambda: backends(connection) == [])
 
 
 def test_children_end_when_their_supervisor_is_killed(awa_database: str) -> None:
@@ -200,17 +216,17 @@ def test_children_end_when_their_supervisor_is_killed(awa_database: str) -> None
         children = wait_until(lambda: len(process.children()) == 2 and process.children())
         wait_until(lambda: backends(connection).count("awa_worker listen") == 2)
         process.process.kill()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=30)
         for child in alive:
             child.kill()
         assert alive == []
-        wait_until(lambda: backends(connection) == [], seconds=5)
+        wait_until(lambda: backends(connection) == [])
 
 
 def test_several_processes_drain_together(awa_database: str) -> None:
     with connected(awa_database) as connection:
         insert_many(connection, "noop", 300)
-        drain(awa_database, "--processes", "2")
+        drain(awa_database, "--processes", "2", STALE_AFTER=60)
         assert states(connection) == {"completed": 300}
         assert set(runs(connection).values()) == {1}
 
@@ -219,7 +235,7 @@ def test_a_signal_at_start_up_ends_all_processes(awa_database: str) -> None:
     with worker(awa_database, "--processes", "2") as process:
         children = wait_until(process.children)
         process.signal(TERM)
-        assert process.wait(10) == 0
+        assert process.wait() == 0
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
@@ -231,12 +247,13 @@ def test_draining_ends_with_an_empty_queue_and_may_wait_for_retries(awa_database
         now = insert(connection, "noop")
         retried = insert(connection, "flaky", {"failures": 1})
         tomorrow = insert(connection, "noop", run_at="tomorrow", state="scheduled")
-        with worker(awa_database, "--drain") as process:
-            assert process.wait(20) == 0
+        # However long it takes, the retry is not promoted meanwhile.
+        with worker(awa_database, "--drain", PROMOTE_INTERVAL=3600) as process:
+            assert process.wait() == 0
         assert job(connection, now)["state"] == "completed"
         assert job(connection, retried)["state"] == "retryable"
         with worker(awa_database, "--drain", "--drain-ahead", "5") as process:
-            assert process.wait(20) == 0
+            assert process.wait() == 0
         assert job(connection, retried)["state"] == "completed"
         assert job(connection, tomorrow)["state"] == "scheduled"
 
@@ -246,8 +263,8 @@ def test_draining_goes_on_with_what_the_last_jobs_left_to_do(awa_database: str) 
     with connected(awa_database) as connection:
         insert(connection, "stepping", {"left": 6})
         failing = insert(connection, "slowly_failing", max_attempts=3)
-        with worker(awa_database, "--drain", "--drain-ahead", "10") as process:
-            assert process.wait(30) == 0
+        with worker(awa_database, "--drain", "--drain-ahead", "10", STALE_AFTER=60) as process:
+            assert process.wait(60) == 0
         assert (job(connection, failing)["state"], job(connection, failing)["attempt"]) == ("failed", 3)
         assert states(connection) == {"completed": 7, "failed": 1}
 
@@ -341,8 +358,9 @@ def test_a_worker_leaves_no_thread_of_its_own_behind_when_it_ends_a_job(awa_data
         insert_many(connection, "noop", 400)
         insert_many(connection, "async_noop", 400)
         wait_until(lambda: states(connection).get("completed") == 1200)
-        assert me.num_threads() <= threads + 4
-        assert len(backends(connection)) <= sessions + 4
+        # Each slot may have one thread for plain functions and one below coroutines, if not at the first look.
+        assert me.num_threads() <= threads + 8
+        assert len(backends(connection)) <= sessions + 10
         assert len(os.listdir(f"/proc/{me.pid}/fd")) < 80
         assert process.stop() == 0
 

@@ -206,7 +206,7 @@ def test_a_worker_on_a_canonical_cluster_claims_runs_and_settles(moving: Moving)
             "progressing": {},
         }.items()
     }
-    with worker(moving.url, "--drain", "--drain-ahead", "10") as process:
+    with worker(moving.url, "--drain", "--drain-ahead", "10", STALE_AFTER=60) as process:
         assert process.wait(60) == Exit.OK
         assert "; canonical storage, schema 40" in process.output()
     assert canonical_states(connection) == {"completed": 5, "failed": 1, "cancelled": 1}
@@ -228,7 +228,7 @@ def test_a_canonical_worker_hears_of_new_jobs_and_hands_back_what_it_cannot_fini
         process.wait_started()
         wait_until(lambda: labels(connection, first))
         second = insert(connection, "noop")
-        wait_until(lambda: labels(connection, second), seconds=10, what="a job that a notification announced")
+        wait_until(lambda: labels(connection, second), what="a job that a notification announced")
         held = insert(connection, "sleeper", {"seconds": 60, "stubborn": True})
         wait_until(lambda: labels(connection, held))
         assert process.stop() in (Exit.OK, Exit.LEFT_BEHIND)
@@ -316,13 +316,15 @@ def test_a_fleet_moves_while_jobs_flow_and_none_is_lost(moving: Moving, killed: 
     connection.execute(PROBE_TABLE)
     insert(connection, "noop")
     producer = Producer(moving.url, enqueue_wanderer, every=0.03)
-    with worker(moving.url) as old, producer.working():
+    # Only where one is killed are jobs to be taken away, and not where one stands still for a while.
+    patience = 2 if killed else 60
+    with worker(moving.url, STALE_AFTER=patience) as old, producer.working():
         old.wait_started()
         assert "; canonical storage, schema" in old.output()
         wait_until(reports(connection, "auto", "queue_storage"))
         producer.wait_for(20)
         moving.step(storage.prepare)
-        with worker(moving.url, "--role", "queue_storage_target") as target:
+        with worker(moving.url, "--role", "queue_storage_target", STALE_AFTER=patience) as target:
             target.wait_started()
             assert "; queue storage, prepared, schema" in target.output()
             wait_until(reports(connection, "queue_storage_target", "queue_storage"))
@@ -342,7 +344,7 @@ def test_a_fleet_moves_while_jobs_flow_and_none_is_lost(moving: Moving, killed: 
                 old.kill()
             else:
                 assert old.stop() == Exit.OK
-            with worker(moving.url, "--role", "canonical_drain") as drain:
+            with worker(moving.url, "--role", "canonical_drain", STALE_AFTER=patience) as drain:
                 drain.wait_started()
                 assert "; canonical storage, draining, mixed_transition, schema" in drain.output()
                 wait_until(reports(connection, "canonical_drain", "canonical_drain_only"))

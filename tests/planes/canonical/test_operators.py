@@ -165,7 +165,7 @@ def test_a_job_that_changes_tables_meanwhile_is_found_all_the_same(
             lambda: canonical.rows(waiting, looking.info.backend_pid), what="the look to wait for the row"
         )
         promoting.commit()
-        looker.join(10)
+        looker.join(60)
     assert [(item.job_id, item.state) for item in taken] == [(row["id"], JobState.AVAILABLE)]
 
 
@@ -234,5 +234,5 @@ def test_an_operator_waits_for_a_job_that_is_being_settled(canonical: World, wor
         waiting = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         wait_until(lambda: canonical.rows(waiting, operator.info.backend_pid), what="the operator to wait")
         settling.commit()
-        looker.join(10)
+        looker.join(60)
     assert found == [[]]

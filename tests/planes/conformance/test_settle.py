@@ -105,7 +105,7 @@ def test_each_outcome_leads_where_the_contract_says(world: AnyWorld, name: str, 
         since = row["finalized_at"] or world.one("SELECT now()")
         waits = (row["run_at"] - since).total_seconds()
         # A snooze leaves no instant that its delay counts from: it began a moment ago.
-        slack = 0.01 if finalized else 5
+        slack = 0.01 if finalized else 60
         assert delay[0] - slack <= waits <= delay[1] + 0.01
 
 

@@ -137,7 +137,7 @@ def test_a_sweep_does_not_wait_for_an_attempt_that_is_being_ended(
     world.age("2 hours")
     with psycopg.connect(world_database) as other, other.cursor() as cursor:
         assert world.plane.take(cursor, Leases([held], ["failed"]))
-        world.run("SET statement_timeout = '5 s'")
+        world.run("SET lock_timeout = '5 s'")
         assert ids(taken(world, guard)) in ([free.job_id], [])
         other.rollback()
     both = {*stale(world), *ids(taken(world, PastDeadline()))}

@@ -91,6 +91,21 @@ def test_jobs_of_a_time_are_found_where_their_ids_are_however_many_are_newer(
         assert (page.jobs, page.next) == ([], None)
 
 
+def test_a_list_takes_no_more_statements_where_its_jobs_lie_in_many_slots_of_the_ring() -> None:
+    taken = []
+    states: dict[int, str] = {}
+    for slot in range(6):
+        stored.run("UPDATE awa.queue_ring_state SET current_slot = %s, generation = %s", slot, slot)
+        for state in ("available", "completed", "running"):
+            states[in_state(state)] = state
+        with counted_statements() as sent:
+            page = operations.list_jobs()
+        assert {record.job.id: record.job.state.value for record in page.jobs} == states
+        taken.append(sent.names)
+    assert {row["ready_slot"] for row in stored.ready()} == set(range(6))
+    assert taken == taken[:1] * 6
+
+
 def test_one_job_with_an_odd_time_does_not_hide_the_others() -> None:
     made = at_ages([100 - number for number in range(60)])
     for place, odd in ((30, "'-infinity'"), (15, "'infinity'"), (45, "'1970-01-01'")):

@@ -46,7 +46,7 @@ QUICK = {"promote_interval": timedelta(seconds=0.1), "leader_election_interval":
 
 @pytest.fixture(autouse=True)
 def declared() -> Iterator[None]:
-    with registry.isolated():
+    with registry.isolated(), periodic.declared.isolated():
         yield
 
 

@@ -21,6 +21,7 @@ from awa_django import operations
 from awa_django.admin.actions import Action, Answer, Call, Offer
 from awa_django.admin.frame import PREFIX, DeskAdmin, changing
 from awa_django.admin.pages import may, read_only_reason
+from awa_django.admin.search import suggestions
 from awa_django.admin.verbs import DEAD_LETTER_ACTIONS, JOB_ACTIONS, LocalTimeField
 from awa_django.errors import AwaError
 from awa_django.models.columns import STATE_LABELS
@@ -309,8 +310,7 @@ class BatchAdmin(DeskAdmin):
                 "crumb": _("Submit a batch operation"),
                 "form": form,
                 "has_choices": bool(form.fields["operation"].choices),  # type: ignore[attr-defined]
-                "queues": operations.known_queues(),
-                "kinds": operations.known_kinds(),
+                **suggestions()._asdict(),
                 "time_zone": timezone.get_current_timezone_name(),
             },
         )

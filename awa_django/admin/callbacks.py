@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from awa_django import callbacks, operations
 from awa_django.admin.actions import Action, Answer, Call, job_key, job_of
 from awa_django.admin.frame import DeskAdmin
+from awa_django.admin.search import suggestions
 from awa_django.admin.values import Values, may_see, value_shown
 from awa_django.encoding import encode
 from awa_django.errors import InvalidJob
@@ -339,8 +340,7 @@ class CallbackAdmin(DeskAdmin):
             "search": search,
             "newest": search.link() if after is not None else None,
             "older": search.link(following) if following is not None else None,
-            "queues": operations.known_queues(),
-            "kinds": operations.known_kinds(),
+            **suggestions()._asdict(),
         }
 
     def read_detail(self, request: HttpRequest, look: Desk, key: str) -> Mapping[str, Any]:

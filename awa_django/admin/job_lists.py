@@ -14,7 +14,7 @@ from awa_django.admin.frame import DeskAdmin
 from awa_django.admin.pages import look_of_page, may
 from awa_django.admin.search import NAMES, Search, search_of, suggestions, terms_of
 from awa_django.operations import JobFilter
-from awa_django.operations.names import known_kinds, known_queues
+from awa_django.operations.names import known_names
 
 __all__ = ["JobListAdmin"]
 
@@ -41,7 +41,7 @@ class JobListAdmin(DeskAdmin):
     def meant_by(self, typed: str) -> dict[str, str]:
         """The parameters that typed words mean, by the names that there are."""
         with look_of_page():
-            return terms_of(typed, known_kinds(), known_queues(), self.names)
+            return terms_of(typed, *known_names(), self.names)
 
     def found_at(self, request: HttpRequest, terms: Mapping[str, str]) -> str:
         """Where what was typed is found."""

@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy
 from awa_django.admin.actions import Text
 from awa_django.admin.kept import Kept
 from awa_django.operations import JobFilter, Page, Position
-from awa_django.operations.names import known_kinds, known_queues
+from awa_django.operations.names import known_names
 from awa_django.states import JobState
 
 __all__ = [
@@ -240,7 +240,7 @@ def _meaning(word: str, kinds: Collection[str], queues: Collection[str], names: 
 
 
 #: Kinds and queues that a filter suggests, as they were a short while ago: a name more or less does no harm.
-suggestions = Kept(timedelta(seconds=30), lambda: (known_kinds(), known_queues()))
+suggestions = Kept(timedelta(seconds=30), known_names)
 
 
 # Paging

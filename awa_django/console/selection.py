@@ -13,7 +13,8 @@ from django.utils.dateparse import parse_datetime
 
 from awa_django.console.text import count
 from awa_django.console.tree import Argument, Call, argument, usage
-from awa_django.operations import JobFilter, known_kinds, known_queues
+from awa_django.operations import JobFilter
+from awa_django.operations.names import known_names
 from awa_django.states import JobState
 
 __all__ = [
@@ -181,11 +182,12 @@ def said(chosen: JobFilter, call: Call) -> JobFilter:
 
 def note_strangers(call: Call) -> None:
     """Say of the queue and the kind that options name if nobody knows them here: for where nothing was found."""
-    for thing, look in (("queue", known_queues), ("kind", known_kinds)):
-        name = call.options.get(thing)
-        if name is None:
-            continue
-        known = look(using=call.using)
+    asked = {thing: call.options[thing] for thing in ("queue", "kind") if call.options.get(thing) is not None}
+    if not asked:
+        return
+    names = known_names(using=call.using)
+    for thing, name in asked.items():
+        known = names.queues if thing == "queue" else names.kinds
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             guess = f"; did you mean {near[0]}?" if near else ""

@@ -13,6 +13,7 @@ from statistics import median
 from awa_django.operations.desk import Desk, desk
 from awa_django.operations.dumps import timeline
 from awa_django.operations.history import BUDGET, ended, tails
+from awa_django.operations.names import canonical_names
 from awa_django.operations.reading import load
 from awa_django.planes.base import Plane
 from awa_django.planes.records import JobRecord
@@ -142,7 +143,7 @@ def _canonical(at: Desk, counted: _Counted, minutes: int, queue: str | None) -> 
     values = {
         "minutes": minutes,
         "queue": queue,
-        "queues": _canonical_queues(at),
+        "queues": canonical_names(at).queues,
         "most": MOST,
         "most_of_minute": CANONICAL_PER_MINUTE,
         "samples": SAMPLES,
@@ -156,11 +157,6 @@ def _canonical(at: Desk, counted: _Counted, minutes: int, queue: str | None) -> 
         else:
             counted.exact = counted.exact and jobs < CANONICAL_PER_MINUTE
             counted.add(sort, minute, jobs)
-
-
-def _canonical_queues(at: Desk) -> list[str]:
-    at.cursor.execute(statement("canonical/names", "queues"), {}, prepare=False)
-    return [row[0] for row in at.cursor.fetchall()]
 
 
 # The latest failures
@@ -187,7 +183,7 @@ def recent_failures(limit: int = 10, *, using: str | None = None) -> list[JobRec
 def _failures(at: Desk, plane: Plane, size: int) -> list[JobRecord]:
     values: dict[str, object] = {"most": MOST, "last_pages": LAST_PAGES, "limit": 2 * size}
     if plane.name == "canonical":
-        values["queues"] = _canonical_queues(at)
+        values["queues"] = canonical_names(at).queues
     at.cursor.execute(statement(f"{plane.name}/activity", "failures"), values, prepare=False)
     ids = [row[0] for row in at.cursor.fetchall()]
     states = (JobState.FAILED, JobState.RETRYABLE)

@@ -12,6 +12,7 @@ from typing import Any
 
 from awa_django.operations.desk import Desk, desk
 from awa_django.operations.history import Ended, ended, tails
+from awa_django.operations.names import canonical_names
 from awa_django.operations.queues import Descriptor, read_descriptor
 from awa_django.sql import statement
 
@@ -214,8 +215,7 @@ def _scaled(items: Sequence[Ended], known: Mapping[Place, float]) -> list[tuple[
 
 
 def _canonical(at: Desk, found: _Figures) -> None:
-    at.cursor.execute(statement("canonical/names", "kinds"), {}, prepare=False)
-    kinds = [row[0] for row in at.cursor.fetchall()]
+    kinds = canonical_names(at).kinds
     most = min(MOST, max(200, CANONICAL // max(1, len(kinds))))
     at.cursor.execute(statement("canonical/kinds", "counts"), {"kinds": kinds, "most": most}, prepare=False)
     for kind, queue, state, jobs in at.cursor.fetchall():

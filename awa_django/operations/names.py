@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from awa_django.operations.desk import desk
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from awa_django.operations.desk import Desk, desk
 from awa_django.sql import statement
 
-__all__ = ["known_kinds", "known_queues"]
+__all__ = ["Names", "canonical_names", "known_kinds", "known_names", "known_queues"]
 
 #: Newest jobs of a place in which names are looked for that no statistics have.
 _NEWEST = 200
+
+
+class Names(NamedTuple):
+    """Kinds and queues that are known, each by name."""
+
+    kinds: list[str]
+    queues: list[str]
+
+
+def known_names(*, using: str | None = None) -> Names:
+    """Kinds and queues, as :func:`known_kinds` and :func:`known_queues` find them, by one look."""
+    with desk(using) as at:
+        at.cursor.execute(statement("control/names", "names"), {})
+        rows = at.cursor.fetchall()
+        for plane in at.planes:
+            at.cursor.execute(statement(f"{plane.name}/names", "names"), {"newest": _NEWEST}, prepare=False)
+            rows += at.cursor.fetchall()
+    return _sorted(rows)
+
+
+def canonical_names(at: Desk) -> Names:
+    """Every kind and queue of a canonical job."""
+    at.cursor.execute(statement("canonical/names", "names"), {}, prepare=False)
+    return _sorted(at.cursor.fetchall())
+
+
+def _sorted(rows: Iterable[tuple[str, str]]) -> Names:
+    found: dict[str, set[str]] = {"kind": set(), "queue": set()}
+    for thing, name in rows:
+        found[thing].add(name)
+    return Names(sorted(found["kind"]), sorted(found["queue"]))
 
 
 def known_queues(*, using: str | None = None) -> list[str]:
@@ -16,7 +50,7 @@ def known_queues(*, using: str | None = None) -> list[str]:
 
     Of a queue with nothing but deferred jobs the name may be missing while the planner's statistics do not know it.
     """
-    return _names("queues", using)
+    return known_names(using=using).queues
 
 
 def known_kinds(*, using: str | None = None) -> list[str]:
@@ -25,14 +59,4 @@ def known_kinds(*, using: str | None = None) -> list[str]:
     Of a kind that nothing declares and that few jobs have the name may be missing: it is found among the newest jobs,
     and in the planner's statistics.
     """
-    return _names("kinds", using)
-
-
-def _names(subject: str, using: str | None) -> list[str]:
-    with desk(using) as at:
-        at.cursor.execute(statement("control/names", subject), {})
-        found = {row[0] for row in at.cursor.fetchall()}
-        for plane in at.planes:
-            at.cursor.execute(statement(f"{plane.name}/names", subject), {"newest": _NEWEST}, prepare=False)
-            found.update(row[0] for row in at.cursor.fetchall())
-    return sorted(found)
+    return known_names(using=using).kinds

@@ -295,23 +295,30 @@ def pick_out(
     lowest, before = _of_time(at.cursor, plane, filter, before)
     asked = (filter.kind, filter.queue, filter.tag, filter.created_from, filter.created_before)
     walk = _LONG_WALK if all(member is None for member in asked) else _WALK
-    # Without a filter every id that is found is a job, save those that are two rows.
-    taken = size
+    # Without a filter every id that is found is a job, save those that are two rows. Of what the lanes have handed out
+    # some runs that is not wanted; a few more are less than another look.
+    taken = size if JobState.COMPLETED not in wanted or wanted == frozenset(JobState) else 2 * size
     # Where history is not wanted a look takes several statements.
     walks = _WALKS if JobState.COMPLETED in wanted else min(_WALKS, 2)
     began = monotonic()
-    for _ in range(_LOOKS):
+    unread: list[int] = []
+    for further in reversed(range(_LOOKS)):
         ids, floor = _newest(at.cursor, plane, filter, wanted, before, walk=walk, size=taken)
-        found += [record for record in load(at.cursor, plane, ids) if filter.passes(record.job)]
-        if len(found) >= size:
-            return found[:size], found[size - 1].job.id
+        unread += ids
         before = floor if floor > lowest else 0
+        is_last = not before or not further
         if len(ids) < taken:
             # So few found means that the next look will walk as far again.
             walks -= 1
-        if not before or (len(ids) < taken and (walks == 0 or monotonic() - began > _PATIENCE)):
+            is_last = is_last or walks == 0 or monotonic() - began > _PATIENCE
+        if is_last or len(unread) >= taken:
+            found += [record for record in load(at.cursor, plane, unread) if filter.passes(record.job)]
+            if len(found) >= size:
+                return found[:size], found[size - 1].job.id
+            unread = []
+            taken = min(taken * 4, _LOAD)
+        if is_last:
             break
-        taken = min(taken * 4, _LOAD)
     return found, before
 
 

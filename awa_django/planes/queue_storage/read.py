@@ -118,9 +118,8 @@ def read_jobs(cursor: Cursor, job_ids: Iterable[int]) -> list[JobRecord]:
     return [_record(fact, states.get(fact.pair)) for fact in chosen]
 
 
-def _execute(cursor: Cursor, name: str, *, child: int | None = None, **values: Any) -> None:
-    slots = {} if child is None else {"ready": child}
-    cursor.execute(statement("queue_storage/listing", name, **slots), values, prepare=False)
+def _execute(cursor: Cursor, name: str, **values: Any) -> None:
+    cursor.execute(statement("queue_storage/listing", name), values, prepare=False)
 
 
 def _offer(newest: dict[int, _Fact], fact: _Fact) -> None:
@@ -133,41 +132,37 @@ def _of_positions(cursor: Cursor, ready: Sequence[_Fact], settled: set[Pair]) ->
     """What became of emissions: jobs that are available still, that completed compactly, or that run."""
     found: list[_Fact] = []
     emitted: list[_Fact] = []
-    by_slot: dict[int, list[_Fact]] = defaultdict(list)
-    for fact in ready:
-        assert fact.ready_slot is not None
-        by_slot[fact.ready_slot].append(fact)
-    for slot, facts in by_slot.items():
-        _execute(
-            cursor,
-            "positions",
-            child=slot,
-            slot=slot,
-            job_ids=ints(fact.job_id for fact in facts),
-            generations=ints(fact.ready_generation for fact in facts),
-            queues=[fact.queue for fact in facts],
-            priorities=ints(fact.priority for fact in facts),
-            shards=ints(fact.enqueue_shard for fact in facts),
-            lane_seqs=ints(fact.lane_seq for fact in facts),
-        )
-        for fact, row in zip(facts, cursor.fetchall(), strict=True):
-            is_emitted, is_tombstoned, run_lease, attempt, attempted_at, finalized_at, claimed_at = row
-            if finalized_at is not None:
-                found.append(
-                    fact._replace(
-                        state="completed",
-                        run_lease=run_lease,
-                        attempt=attempt,
-                        attempted_at=attempted_at,
-                        finalized_at=finalized_at,
-                        claimed_at=claimed_at,
-                    )
+    if not ready:
+        return found
+    _execute(
+        cursor,
+        "positions",
+        job_ids=ints(fact.job_id for fact in ready),
+        slots=ints(fact.ready_slot for fact in ready),
+        generations=ints(fact.ready_generation for fact in ready),
+        queues=[fact.queue for fact in ready],
+        priorities=ints(fact.priority for fact in ready),
+        shards=ints(fact.enqueue_shard for fact in ready),
+        lane_seqs=ints(fact.lane_seq for fact in ready),
+    )
+    for fact, row in zip(ready, cursor.fetchall(), strict=True):
+        is_emitted, is_tombstoned, run_lease, attempt, attempted_at, finalized_at, claimed_at = row
+        if finalized_at is not None:
+            found.append(
+                fact._replace(
+                    state="completed",
+                    run_lease=run_lease,
+                    attempt=attempt,
+                    attempted_at=attempted_at,
+                    finalized_at=finalized_at,
+                    claimed_at=claimed_at,
                 )
-            elif is_emitted:
-                # A cursor has passed a position that was spent by a move; the attempt, if any, came of the other one.
-                emitted.insert(len(emitted) if is_tombstoned else 0, fact)
-            elif not is_tombstoned:
-                found.append(fact)
+            )
+        elif is_emitted:
+            # A cursor has passed a position that was spent by a move; the attempt, if any, came of the other one.
+            emitted.insert(len(emitted) if is_tombstoned else 0, fact)
+        elif not is_tombstoned:
+            found.append(fact)
     return found + _running(cursor, emitted, settled)
 
 

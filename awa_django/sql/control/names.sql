@@ -1,42 +1,39 @@
 -- Names of queues and kinds that are on record somewhere, for choices and suggestions.
 
--- name: queues
--- Queues that have a lane, a setting, a description, a schedule or a worker.
--- rows:  one for each name
+-- name: names
+-- Queues that have a lane, a setting, a description, a schedule or a worker, and kinds that have a description or a
+-- schedule, or that a worker declares.
+-- rows:  one for each: what it names, 'queue' or 'kind', and the name
 -- locks: none
-SELECT queue
+SELECT 'queue' AS thing, queue AS name
 FROM awa.queue_lanes
 UNION
-SELECT queue
+SELECT 'queue', queue
 FROM awa.queue_enqueue_heads
 UNION
-SELECT queue
+SELECT 'queue', queue
 FROM awa.queue_meta
 UNION
-SELECT queue
+SELECT 'queue', queue
 FROM awa.queue_descriptors
 UNION
-SELECT queue
+SELECT 'queue', queue
 FROM awa.cron_jobs
 UNION
-SELECT element ->> 'queue'
+SELECT 'queue', element ->> 'queue'
 FROM awa.runtime_instances AS instance
 CROSS JOIN LATERAL jsonb_array_elements(
     CASE WHEN jsonb_typeof(instance.queues) = 'array' THEN instance.queues ELSE '[]' END
 ) AS element
-WHERE jsonb_typeof(element -> 'queue') = 'string';
-
--- name: kinds
--- Kinds that have a description or a schedule, or that a worker declares.
--- rows:  one for each name
--- locks: none
-SELECT kind
+WHERE jsonb_typeof(element -> 'queue') = 'string'
+UNION
+SELECT 'kind', kind
 FROM awa.job_kind_descriptors
 UNION
-SELECT kind
+SELECT 'kind', kind
 FROM awa.cron_jobs
 UNION
-SELECT declared.kind
+SELECT 'kind', declared.kind
 FROM awa.runtime_instances AS instance
 CROSS JOIN LATERAL jsonb_object_keys(
     CASE

@@ -47,18 +47,18 @@ FROM awa.dlq_entries
 WHERE job_id = ANY (%(job_ids)s::bigint[]);
 
 -- name: positions
--- What became of positions of one slot: still to be claimed, tombstoned or claimed, and if they completed compactly, as
--- what, and since when it was claimed. In which completion batch an item lies is found by the positions that batches
--- begin and end with.
+-- What became of positions: still to be claimed, tombstoned or claimed, and if they completed compactly, as what, and
+-- since when it was claimed. In which completion batch an item lies is found by the positions that batches begin and end
+-- with. Slots are given with each position, and all but those stay unread.
 -- rows:  one for each position
 -- locks: none
 WITH given AS MATERIALIZED (
-    SELECT place, job_id, ready_generation, queue, priority, enqueue_shard, lane_seq
+    SELECT place, job_id, ready_slot, ready_generation, queue, priority, enqueue_shard, lane_seq
     FROM unnest(
-        %(job_ids)s::bigint[], %(generations)s::bigint[], %(queues)s::text[], %(priorities)s::smallint[],
-        %(shards)s::smallint[], %(lane_seqs)s::bigint[]
+        %(job_ids)s::bigint[], %(slots)s::integer[], %(generations)s::bigint[], %(queues)s::text[],
+        %(priorities)s::smallint[], %(shards)s::smallint[], %(lane_seqs)s::bigint[]
     ) WITH ORDINALITY AS position (
-        job_id, ready_generation, queue, priority, enqueue_shard, lane_seq, place
+        job_id, ready_slot, ready_generation, queue, priority, enqueue_shard, lane_seq, place
     )
 ),
 lane AS MATERIALIZED (
@@ -74,8 +74,8 @@ passed AS MATERIALIZED (
         given.lane_seq < lane.cursor OR emission.claimed_at IS NOT NULL AS emitted,
         emission.claimed_at,
         EXISTS (
-            SELECT FROM awa.ready_tombstones/*_ready*/ AS tombstone
-            WHERE tombstone.ready_slot = %(slot)s::integer
+            SELECT FROM awa.ready_tombstones AS tombstone
+            WHERE tombstone.ready_slot = given.ready_slot
                 AND tombstone.ready_generation = given.ready_generation
                 AND tombstone.queue = given.queue
                 AND tombstone.priority = given.priority
@@ -86,8 +86,8 @@ passed AS MATERIALIZED (
     LEFT JOIN lane USING (queue, priority, enqueue_shard)
     LEFT JOIN LATERAL (
         SELECT ledger.claimed_at
-        FROM awa.ready_claim_attempt_batches/*_ready*/ AS ledger
-        WHERE ledger.ready_slot = %(slot)s::integer
+        FROM awa.ready_claim_attempt_batches AS ledger
+        WHERE ledger.ready_slot = given.ready_slot
             AND ledger.ready_generation = given.ready_generation
             AND ledger.queue = given.queue
             AND ledger.priority = given.priority
@@ -100,42 +100,53 @@ passed AS MATERIALIZED (
 ),
 bounds AS MATERIALIZED (
     SELECT
-        batch.batch_id, batch.ready_generation, batch.queue, batch.priority, batch.enqueue_shard,
-        batch.lane_seqs[1] AS first_lane_seq, batch.lane_seqs[batch.completed_count] AS last_lane_seq
+        batch.batch_id, batch.ready_slot, batch.ready_generation, batch.queue, batch.priority, batch.enqueue_shard,
+        batch.first_lane_seq, batch.last_lane_seq
     FROM (
-        SELECT DISTINCT ready_generation, queue, priority, enqueue_shard
+        SELECT DISTINCT ready_slot, ready_generation, queue, priority, enqueue_shard
         FROM passed
         WHERE emitted
     ) AS used
-    JOIN awa.receipt_completion_batches/*_ready*/ AS batch USING (ready_generation, queue, priority, enqueue_shard)
-    WHERE batch.ready_slot = %(slot)s::integer
+    CROSS JOIN LATERAL (
+        SELECT
+            batch.batch_id, batch.ready_slot, batch.ready_generation, batch.queue, batch.priority,
+            batch.enqueue_shard,
+            batch.lane_seqs[1] AS first_lane_seq, batch.lane_seqs[batch.completed_count] AS last_lane_seq
+        FROM awa.receipt_completion_batches AS batch
+        WHERE batch.ready_slot = used.ready_slot
+            AND batch.ready_generation = used.ready_generation
+            AND batch.queue = used.queue
+            AND batch.priority = used.priority
+            AND batch.enqueue_shard = used.enqueue_shard
+        OFFSET 0
+    ) AS batch
 ),
 hits AS MATERIALIZED (
-    SELECT passed.place, passed.job_id, passed.lane_seq, bounds.batch_id
+    SELECT passed.place, passed.job_id, passed.ready_slot, passed.lane_seq, bounds.batch_id
     FROM passed
-    JOIN bounds USING (ready_generation, queue, priority, enqueue_shard)
+    JOIN bounds USING (ready_slot, ready_generation, queue, priority, enqueue_shard)
     WHERE passed.emitted AND passed.lane_seq BETWEEN bounds.first_lane_seq AND bounds.last_lane_seq
 ),
-items AS MATERIALIZED (
-    SELECT hits.place, hits.job_id, hits.batch_id, array_position(batch.lane_seqs, hits.lane_seq) AS index
+completed AS MATERIALIZED (
+    SELECT hits.place, batch.*
     FROM hits
-    JOIN awa.receipt_completion_batches/*_ready*/ AS batch
-        ON batch.ready_slot = %(slot)s::integer AND batch.batch_id = hits.batch_id
-),
-completed AS (
-    SELECT
-        items.place, batch.run_leases[items.index] AS run_lease, batch.attempts[items.index] AS attempt,
-        batch.attempted_ats[items.index] AS attempted_at, batch.finalized_at
-    FROM items
-    JOIN awa.receipt_completion_batches/*_ready*/ AS batch
-        ON batch.ready_slot = %(slot)s::integer AND batch.batch_id = items.batch_id
-    WHERE batch.job_ids[items.index] = items.job_id
-        AND NOT EXISTS (
-            SELECT FROM awa.receipt_completion_tombstones/*_ready*/ AS tombstone
-            WHERE tombstone.ready_slot = %(slot)s::integer
-                AND tombstone.job_id = items.job_id
-                AND tombstone.run_lease = batch.run_leases[items.index]
-        )
+    CROSS JOIN LATERAL (
+        SELECT
+            batch.run_leases[item.index] AS run_lease, batch.attempts[item.index] AS attempt,
+            batch.attempted_ats[item.index] AS attempted_at, batch.finalized_at
+        FROM awa.receipt_completion_batches AS batch,
+            array_position(batch.lane_seqs, hits.lane_seq) AS item (index)
+        WHERE batch.ready_slot = hits.ready_slot
+            AND batch.batch_id = hits.batch_id
+            AND batch.job_ids[item.index] = hits.job_id
+        OFFSET 0
+    ) AS batch
+    WHERE NOT EXISTS (
+        SELECT FROM awa.receipt_completion_tombstones AS tombstone
+        WHERE tombstone.ready_slot = hits.ready_slot
+            AND tombstone.job_id = hits.job_id
+            AND tombstone.run_lease = batch.run_lease
+    )
 )
 SELECT
     passed.emitted, passed.tombstoned, completed.run_lease, completed.attempt, completed.attempted_at,

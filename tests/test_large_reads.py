@@ -155,6 +155,10 @@ def test_jobs_of_a_small_queue_are_found_behind_any_number_of_others(monkeypatch
     assert ids(operations.list_jobs(JobFilter(queue="small"), after=second.next)) == [failed, *done]
     # A large one is looked for among the newest of all.
     assert len(operations.list_jobs(JobFilter(queue="large"), limit=5).jobs) == 5
+    monkeypatch.setattr(f"{READING}._WALKS", 3)
+    with counted_statements() as sent:
+        operations.list_jobs(JobFilter(queue="large", kind="none of it"))
+    assert (sent.names.count("newest_of_queue"), sent.names.count("newest")) == (1, 3)
 
 
 def test_finished_jobs_are_found_behind_any_number_that_wait_for_an_answer() -> None:

@@ -127,6 +127,11 @@ def test_finished_jobs_are_found_behind_any_number_that_wait(monkeypatch: pytest
     enqueue_many([JobInsert("k", {}, "q") for _ in range(900)])
     page = operations.list_jobs(JobFilter(states=["completed", "failed"]))
     assert ([record.job.id for record in page.jobs], page.next) == ([failed, done], None)
+    # The first look comes to none of them, the longer one after it does.
+    monkeypatch.setattr("awa_django.operations.reading._FIRST_WALK", 10)
+    page = operations.list_jobs(JobFilter(state="completed"))
+    assert ([record.job.id for record in page.jobs], page.next) == ([done], None)
+    monkeypatch.setattr("awa_django.operations.reading._FIRST_WALK", 300)
     monkeypatch.setattr("awa_django.operations.reading._LONG_WALK", 500)
     monkeypatch.setattr("awa_django.operations.reading._WALKS", 1)
     page = operations.list_jobs(JobFilter(state="completed"))

@@ -46,8 +46,8 @@ __all__ = [
 #: Ids that one look finds in a place, at the most, for who wants them all.
 _SCAN = 20_000
 #: Rows of a place that one look for a page walks over: where each has to be asked for what the filter says of it, and
-#: where only what waits is in the way.
-_WALK, _LONG_WALK = 60_000, 150_000
+#: where only what waits is in the way; there the first look, which nearly always is enough, walks over few.
+_WALK, _LONG_WALK, _FIRST_WALK = 60_000, 150_000, 5_000
 #: Looks that find less than a page, at the most, and the seconds after which there is no further one. The page is then
 #: handed out short, with the position to go on from.
 _WALKS, _PATIENCE = 4, 0.25
@@ -271,7 +271,7 @@ def candidates(at: Desk, plane: Plane, filter: JobFilter, *, dead_only: bool = F
     ids: set[int] = set()
     before = HIGHEST_ID
     while True:
-        some, before = _newest(at.cursor, plane, filter, wanted, before, walk=_SCAN, size=_SCAN)
+        some, before = _newest(at, plane, filter, wanted, before, walk=_SCAN, size=_SCAN)
         ids.update(some)
         if not before:
             return sorted(ids)
@@ -294,7 +294,8 @@ def pick_out(
     found: list[JobRecord] = []
     lowest, before = _of_time(at.cursor, plane, filter, before)
     asked = (filter.kind, filter.queue, filter.tag, filter.created_from, filter.created_before)
-    walk = _LONG_WALK if all(member is None for member in asked) else _WALK
+    longest = _LONG_WALK if all(member is None for member in asked) else _WALK
+    walk = _FIRST_WALK if longest == _LONG_WALK and JobState.COMPLETED in wanted else longest
     # Without a filter every id that is found is a job, save those that are two rows. Of what the lanes have handed out
     # some runs that is not wanted; a few more are less than another look.
     taken = size if JobState.COMPLETED not in wanted or wanted == frozenset(JobState) else 2 * size
@@ -303,14 +304,15 @@ def pick_out(
     began = monotonic()
     unread: list[int] = []
     for further in reversed(range(_LOOKS)):
-        ids, floor = _newest(at.cursor, plane, filter, wanted, before, walk=walk, size=taken)
+        ids, floor = _newest(at, plane, filter, wanted, before, walk=walk, size=taken)
         unread += ids
         before = floor if floor > lowest else 0
         is_last = not before or not further
-        if len(ids) < taken:
+        if len(ids) < taken and walk == longest:
             # So few found means that the next look will walk as far again.
             walks -= 1
             is_last = is_last or walks == 0 or monotonic() - began > _PATIENCE
+        walk = longest
         if is_last or len(unread) >= taken:
             found += [record for record in load(at.cursor, plane, unread) if filter.passes(record.job)]
             if len(found) >= size:
@@ -338,7 +340,7 @@ def _of_time(cursor: Cursor, plane: Plane, filter: JobFilter, before: int) -> tu
 
 
 def _newest(
-    cursor: Cursor,
+    at: Desk,
     plane: Plane,
     filter: JobFilter,
     wanted: frozenset[JobState],
@@ -364,9 +366,9 @@ def _newest(
     }
     rows: list[tuple[str, list[int], int | None]]
     if plane.name == "canonical":
-        rows = _found(cursor, "canonical", "newest", {**common, "hot": _names(wanted - _DEFERRED)})
+        rows = _found(at.cursor, "canonical", "newest", {**common, "hot": _names(wanted - _DEFERRED)})
     else:
-        rows = _newest_in_rings(cursor, common, wanted)
+        rows = _newest_in_rings(at, common, wanted)
     # Of a place that has more, nothing is known below its last id.
     floor = max((found[-1] if len(found) == size else lowest or 0 for _, found, lowest in rows), default=0)
     ids = {job_id for _, found, _ in rows for job_id in found}
@@ -374,7 +376,7 @@ def _newest(
 
 
 def _newest_in_rings(
-    cursor: Cursor, common: Mapping[str, Any], wanted: frozenset[JobState]
+    at: Desk, common: Mapping[str, Any], wanted: frozenset[JobState]
 ) -> list[tuple[str, list[int], int | None]]:
     # Where history is not wanted, what waits in lanes is found from their cursors on, and attempts that go on by what
     # is open.
@@ -388,11 +390,14 @@ def _newest_in_rings(
         "dead": JobState.FAILED in wanted,
     }
     rows = []
-    if common["queue"] is not None and (lanes or wanted & _ENDED):
-        rows = _found(cursor, "queue_storage", "newest_of_queue", {**common, **places, "few": _FEW})
+    large = ("large", common["queue"])
+    if common["queue"] is not None and (lanes or wanted & _ENDED) and large not in at.known:
+        rows = _found(at.cursor, "queue_storage", "newest_of_queue", {**common, **places, "few": _FEW})
         if rows:
             places |= {"ready": False, "done": [], "dead": False}
-    rows += _found(cursor, "queue_storage", "newest", {**common, **places})
+        else:
+            at.known[large] = True
+    rows += _found(at.cursor, "queue_storage", "newest", {**common, **places})
     elsewhere = (
         ("newest_available", JobState.AVAILABLE),
         ("newest_running", JobState.RUNNING),
@@ -401,7 +406,7 @@ def _newest_in_rings(
     for name, state in elsewhere:
         if not lanes and state in wanted:
             walk = min(common["walk"], _PARKED_WALK) if name == "newest_parked" else common["walk"]
-            rows += _found(cursor, "queue_storage", name, {**common, "walk": walk})
+            rows += _found(at.cursor, "queue_storage", name, {**common, "walk": walk})
     return rows
 
 

@@ -211,7 +211,7 @@ def walk(
     also: Sequence[str] = (),
     thorough: bool = True,
     seconds: float = 0.5,
-    limit: int = 500,
+    limit: int = 1000,
 ) -> Iterator[Visit]:
     """Visit what can be reached from ``start`` by links and filters that stay below it, and what ``also`` names.
 

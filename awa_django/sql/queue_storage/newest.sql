@@ -24,17 +24,61 @@ WITH backlog AS MATERIALIZED (
     ) AS lane
     WHERE cursor < ends
 ),
+lowest AS MATERIALIZED (
+    -- The last emission that is walked over.
+    SELECT job_id
+    FROM awa.ready_entries
+    WHERE job_id < %(before)s::bigint AND %(ready)s::boolean
+    ORDER BY job_id DESC
+    OFFSET %(walk)s - 1
+    LIMIT 1
+),
 ready AS MATERIALIZED (
     SELECT
         'ready' AS place,
         ARRAY(
             SELECT walked.job_id
             FROM (
-                SELECT job_id, kind, queue, created_at, payload, priority, enqueue_shard, lane_seq
-                FROM awa.ready_entries
-                WHERE job_id < %(before)s::bigint AND %(ready)s::boolean
-                ORDER BY job_id DESC
-                LIMIT %(walk)s
+                SELECT emission.*
+                FROM (
+                    SELECT job_id, kind, queue, created_at, payload, priority, enqueue_shard, lane_seq
+                    FROM awa.ready_entries
+                    WHERE job_id < %(before)s::bigint AND %(ready)s::boolean
+                    ORDER BY job_id DESC
+                    LIMIT %(walk)s
+                ) AS emission
+                -- All of them at once, and before anything else is asked: the planner takes what passes a filter for so
+                -- few that it would go through all of these again for each.
+                WHERE NOT EXISTS (
+                    SELECT
+                    FROM (
+                        SELECT job_id
+                        FROM awa.leases
+                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND NOT %(held)s::boolean
+                            AND job_id >= coalesce((SELECT job_id FROM lowest), 0)
+                        UNION ALL
+                        SELECT job_id
+                        FROM awa.deferred_jobs
+                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND %(narrow)s::boolean
+                            AND job_id >= coalesce((SELECT job_id FROM lowest), 0)
+                        UNION ALL
+                        SELECT job_id
+                        FROM awa.dlq_entries
+                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND %(narrow)s::boolean
+                            AND job_id >= coalesce((SELECT job_id FROM lowest), 0)
+                        UNION ALL
+                        SELECT job_id
+                        FROM awa.done_entries
+                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND %(narrow)s::boolean
+                            AND job_id >= coalesce((SELECT job_id FROM lowest), 0)
+                            -- Ends may leave to emissions what tags and time they are of.
+                            AND %(tag)s::text IS NULL
+                            AND %(created_from)s::timestamptz IS NULL
+                            AND %(created_before)s::timestamptz IS NULL
+                    ) AS elsewhere
+                    WHERE elsewhere.job_id = emission.job_id
+                )
+                OFFSET 0
             ) AS walked
             WHERE (%(kind)s::text IS NULL OR walked.kind = %(kind)s::text)
                 AND (%(queue)s::text IS NULL OR walked.queue = %(queue)s::text)
@@ -47,55 +91,6 @@ ready AS MATERIALIZED (
                         ->> (walked.priority || '/' || walked.enqueue_shard || '/' || walked.queue)
                     )::bigint,
                     9223372036854775807
-                )
-                AND NOT EXISTS (
-                    SELECT
-                    FROM (
-                        SELECT job_id
-                        FROM awa.leases
-                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND NOT %(held)s::boolean
-                        -- In the order of the walk, so that both go on together and end with the page.
-                        ORDER BY job_id DESC
-                        OFFSET 0
-                    ) AS lease
-                    WHERE lease.job_id = walked.job_id
-                )
-                AND NOT EXISTS (
-                    SELECT
-                    FROM (
-                        SELECT job_id
-                        FROM awa.deferred_jobs
-                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND %(narrow)s::boolean
-                        ORDER BY job_id DESC
-                        OFFSET 0
-                    ) AS deferred
-                    WHERE deferred.job_id = walked.job_id
-                )
-                AND NOT EXISTS (
-                    SELECT
-                    FROM (
-                        SELECT job_id
-                        FROM awa.dlq_entries
-                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND %(narrow)s::boolean
-                        ORDER BY job_id DESC
-                        OFFSET 0
-                    ) AS letter
-                    WHERE letter.job_id = walked.job_id
-                )
-                AND NOT EXISTS (
-                    SELECT
-                    FROM (
-                        SELECT job_id
-                        FROM awa.done_entries
-                        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean AND %(narrow)s::boolean
-                            -- Ends may leave to emissions what tags and time they are of.
-                            AND %(tag)s::text IS NULL
-                            AND %(created_from)s::timestamptz IS NULL
-                            AND %(created_before)s::timestamptz IS NULL
-                        ORDER BY job_id DESC
-                        OFFSET 0
-                    ) AS ended
-                    WHERE ended.job_id = walked.job_id
                 )
             ORDER BY walked.job_id DESC
             LIMIT %(size)s
@@ -183,14 +178,7 @@ dead AS MATERIALIZED (
 )
 SELECT
     place, job_ids,
-    CASE WHEN cardinality(job_ids) < %(size)s THEN (
-        SELECT job_id
-        FROM awa.ready_entries
-        WHERE job_id < %(before)s::bigint AND %(ready)s::boolean
-        ORDER BY job_id DESC
-        OFFSET %(walk)s - 1
-        LIMIT 1
-    ) END AS lowest
+    CASE WHEN cardinality(job_ids) < %(size)s THEN (SELECT job_id FROM lowest) END AS lowest
 FROM ready
 UNION ALL
 SELECT

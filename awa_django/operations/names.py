@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from awa_django.operations.desk import Desk, desk
 from awa_django.sql import statement
@@ -27,15 +27,21 @@ def known_names(*, using: str | None = None) -> Names:
         at.cursor.execute(statement("control/names", "names"), {})
         rows = at.cursor.fetchall()
         for plane in at.planes:
-            at.cursor.execute(statement(f"{plane.name}/names", "names"), {"newest": _NEWEST}, prepare=False)
-            rows += at.cursor.fetchall()
+            rows += _rows(at, plane.name)
     return _sorted(rows)
 
 
 def canonical_names(at: Desk) -> Names:
-    """Every kind and queue of a canonical job."""
-    at.cursor.execute(statement("canonical/names", "names"), {}, prepare=False)
-    return _sorted(at.cursor.fetchall())
+    """Every kind and queue of a canonical job. Within one look they are asked for once."""
+    key = "canonical names"
+    if key not in at.known:
+        at.known[key] = _sorted(_rows(at, "canonical"))
+    return cast("Names", at.known[key])
+
+
+def _rows(at: Desk, plane: str) -> list[tuple[str, str]]:
+    at.cursor.execute(statement(f"{plane}/names", "names"), {"newest": _NEWEST}, prepare=False)
+    return at.cursor.fetchall()
 
 
 def _sorted(rows: Iterable[tuple[str, str]]) -> Names:

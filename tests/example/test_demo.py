@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.cookiejar
 import io
 import os
@@ -17,7 +16,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from random import randrange
 from typing import IO
 
 import psutil
@@ -31,6 +29,7 @@ from example_project.shop.demo.account import CALLS, STORY, Account, Check, Line
 from example_project.shop.demo.crew import run_worker
 from example_project.shop.demo.screen import ProgressBar
 from tests.example.conftest import Manage
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("example")]
 
@@ -225,16 +224,6 @@ def test_progress_is_redrawn_on_a_terminal_and_a_few_lines_elsewhere() -> None:
     assert [line.split(" after")[0] for line in file.getvalue().splitlines()] == [
         f"  {done}/100 jobs" for done in (0, 25, 50, 75, 100)
     ]
-
-
-def free_port() -> int:
-    """A port that is free, and none of those that the system gives to whoever asks for any, as it may soon do."""
-    while True:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server(("127.0.0.1", randrange(20_000, 30_000))) as server,
-        ):
-            return int(server.getsockname()[1])
 
 
 def wait_until(what: str, holds: object, seconds: float = 60) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import threading
@@ -36,6 +34,7 @@ from awa_django.worker.health import (
 )
 from awa_django.worker.instance import Numbers
 from tests import databases
+from tests.ports import free_port
 from tests.workers import Worker, backends, insert, job, labels, open_attempts, terminate, wait_until, worker
 
 WELL = Numbers(poll_loop_alive=True, heartbeat_alive=True, maintenance_alive=True)
@@ -51,18 +50,6 @@ READY = {
     "shutting_down": False,
     "leader": False,
 }
-
-
-#: Below those that systems hand out by themselves: nobody gets one of them before the worker has it.
-PORTS = iter(random.sample(range(15_000, 30_000), 1000))
-
-
-def free_port() -> int:
-    """A port where nobody listens, another one with each call."""
-    for port in PORTS:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
 
 
 def raw(port: int, request: bytes, *, finish: bool = False) -> bytes:

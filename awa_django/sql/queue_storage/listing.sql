@@ -99,9 +99,7 @@ passed AS MATERIALIZED (
     ) AS emission ON true
 ),
 bounds AS MATERIALIZED (
-    SELECT
-        batch.batch_id, batch.ready_slot, batch.ready_generation, batch.queue, batch.priority, batch.enqueue_shard,
-        batch.first_lane_seq, batch.last_lane_seq
+    SELECT batch.*
     FROM (
         SELECT DISTINCT ready_slot, ready_generation, queue, priority, enqueue_shard
         FROM passed
@@ -109,8 +107,7 @@ bounds AS MATERIALIZED (
     ) AS used
     CROSS JOIN LATERAL (
         SELECT
-            batch.batch_id, batch.ready_slot, batch.ready_generation, batch.queue, batch.priority,
-            batch.enqueue_shard,
+            batch.batch_id, batch.ready_slot, batch.ready_generation, batch.queue, batch.priority, batch.enqueue_shard,
             batch.lane_seqs[1] AS first_lane_seq, batch.lane_seqs[batch.completed_count] AS last_lane_seq
         FROM awa.receipt_completion_batches AS batch
         WHERE batch.ready_slot = used.ready_slot
